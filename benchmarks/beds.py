@@ -19,8 +19,6 @@ from .statistics import median
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["BEDS", "BUSY", "DISTANT", "IDLE", "Bed", "DelayProxy", "spinning"]
-
 
 @dataclass(frozen=True)
 class Bed:

@@ -25,8 +25,6 @@ from .stores import Stores
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Bench"]
-
 
 class Bench:
     """The servers and processes of one run; a context manager.

@@ -15,8 +15,6 @@ from .model import OURS, RowResult
 from .parsers import HIREDIS, PARSERS
 from .rows.cycle import NAMES, row_name
 
-__all__ = ["BUDGETS", "Budget", "Verdict", "judge"]
-
 
 @dataclass(frozen=True)
 class Budget:

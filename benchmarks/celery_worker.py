@@ -17,8 +17,6 @@ from testproject.processes import OwnProcess
 from . import processor, tasks
 from .counting import server_commands
 
-__all__ = ["Batch", "CeleryWorker", "SharedWorker"]
-
 PATIENCE = 60.0
 
 

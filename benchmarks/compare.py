@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from .model import Metric, Result, RowResult, Series
 from .report import MUCH_STOLEN, amount, table
 
-__all__ = ["Move", "moves", "render"]
-
 
 @dataclass(frozen=True)
 class Move:

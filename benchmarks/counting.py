@@ -18,16 +18,6 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from redis import Redis
 
-__all__ = [
-    "Counted",
-    "CountingProxy",
-    "http_commands",
-    "postgres_commands",
-    "redis_commands",
-    "server_commands",
-    "zookeeper_commands",
-]
-
 
 @dataclass
 class Counted:

@@ -17,8 +17,6 @@ from typing import Any
 from .model import Unavailable
 from .peers import LEASE, Handle, Kind, Route, no_handle, no_postgres
 
-__all__ = ["ADVISORY", "BARE_SQL", "BARE_SQLITE", "DATABASE_KINDS", "NOTIFY", "PREPARED", "ROW"]
-
 BARE_SQL, PREPARED, BARE_SQLITE = "bare SQL", "bare SQL, prepared", "bare SQLite"
 NOTIFY, ADVISORY, ROW = "pg_notify", "pg_advisory_lock", "select_for_update"
 

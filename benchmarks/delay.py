@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-__all__ = ["main"]
-
 SPIN = 60e-6
 """Seconds before a due time during which the process spins, because the kernel wakes it late."""
 

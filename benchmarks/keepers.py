@@ -21,8 +21,6 @@ from .model import OURS
 from .peers import DIRECT, STORES, ZOOKEEPER, Route
 from .store_peers import nodes
 
-__all__ = ["BATCH", "NODE_SCRIPTS", "SCRIPT", "UPDATE", "hold", "renewed", "state", "watch"]
-
 SCRIPT, UPDATE = "one script per 500", "one statement per 500"
 NODE_SCRIPTS = "one script per 500 on each node"
 """The floors: so many leases cannot be renewed with fewer calls."""

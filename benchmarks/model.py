@@ -18,22 +18,6 @@ from typing import Any, Literal
 
 from .statistics import Spread, median, percentile
 
-__all__ = [
-    "OURS",
-    "Gathering",
-    "Metric",
-    "Readings",
-    "Result",
-    "Role",
-    "Row",
-    "RowResult",
-    "Series",
-    "Session",
-    "Subject",
-    "SubjectResult",
-    "Unavailable",
-]
-
 OURS = "django-dlock"
 """The subject that the budgets are for."""
 

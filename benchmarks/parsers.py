@@ -11,8 +11,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["HIREDIS", "PARSERS", "PYTHON", "VARIABLE", "hiredis_version", "use"]
-
 PYTHON, HIREDIS = "python", "hiredis"
 PARSERS = {PYTHON: "without hiredis", HIREDIS: "with hiredis"}
 """The names of the parsers in the tables."""

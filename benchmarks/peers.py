@@ -20,36 +20,6 @@ from urllib.parse import urlsplit
 
 from .model import OURS, Role, Unavailable
 
-__all__ = [
-    "AWAITED",
-    "BARE",
-    "CONFIRMED",
-    "COUNTED",
-    "DIRECT",
-    "ETCD",
-    "FAILOVER",
-    "KINDS",
-    "LEASE",
-    "LEASES",
-    "PING",
-    "POSTGRES",
-    "PROCESSES",
-    "REACHED",
-    "REDLOCK",
-    "ROUTES",
-    "STORES",
-    "TOKEN",
-    "UNLOCK",
-    "ZOOKEEPER",
-    "Handle",
-    "Kind",
-    "Route",
-    "client",
-    "need",
-    "no_handle",
-    "no_postgres",
-]
-
 LEASE = 30
 """Seconds."""
 LEASES, PROCESSES = "django_dlock_leaserecord", "django_dlock_processrecord"

@@ -17,8 +17,6 @@ from .rows.scale import OPERATIONS, SIZES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["PICTURES", "THEMES", "draw", "file_name"]
-
 
 @dataclass(frozen=True)
 class Theme:

@@ -19,9 +19,6 @@ from .model import Unavailable
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Worker", "WorkerFailed", "Workers", "clean", "sleep_until"]
-
-
 PRELOAD = ["benchmarks.settings", "redis", "django_dlock.lock"]
 """Import the settings first, because they choose redis-py's parser."""
 

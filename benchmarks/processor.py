@@ -7,8 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["children", "count", "used"]
-
 
 def count() -> int:
     """How many processors this process may run on."""

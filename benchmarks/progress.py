@@ -9,8 +9,6 @@ from typing import TextIO
 
 from .model import Row
 
-__all__ = ["Progress"]
-
 
 class Progress:
     """One line that is overwritten on a terminal; elsewhere a line per row and round.

@@ -18,8 +18,6 @@ from typing import Any
 from . import pictures, readme, store, tables
 from .model import OURS, Result
 
-__all__ = ["IMAGES", "KEPT", "digest", "kept", "main"]
-
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
 KEPT, IMAGES = HERE / "results", DOCS / "images"

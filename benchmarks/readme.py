@@ -9,8 +9,6 @@ from typing import NamedTuple
 from .model import OURS, Result
 from .report import amount
 
-__all__ = ["AHEAD", "README", "with_times"]
-
 README = Path(__file__).resolve().parent.parent / "README.md"
 TABLE = re.compile(r"(?<=<!-- compared -->\n).*(?=<!-- end of the comparison -->)", re.DOTALL)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["WHY"]
-
 WHY: dict[str, str] = {
     "celery-once": "it locks when the message is published, which costs a command and its round "
     "trip there (see “total”); nothing is renewed, and a task that ends deletes the lock even "

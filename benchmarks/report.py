@@ -10,8 +10,6 @@ from .model import Metric, Result, RowResult
 from .parsers import PARSERS
 from .reasons import WHY
 
-__all__ = ["MUCH_STOLEN", "amount", "render", "row_table", "table", "verdict_lines"]
-
 UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 MUCH_STOLEN = 0.01

@@ -15,8 +15,6 @@ from .model import Gathering, Readings, Row, RowResult, Session, Subject, Subjec
 from .processes import clean
 from .progress import Progress
 
-__all__ = ["QUICK_ROUNDS", "run_row"]
-
 T = TypeVar("T")
 
 QUICK_ROUNDS = 3

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Spread", "median", "percentile"]
-
 
 def percentile(values: Sequence[float], rank: float) -> float:
     """The value below which ``rank`` percent of the values lie, by linear interpolation.

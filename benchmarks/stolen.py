@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["Stolen"]
-
 _STAT = Path("/proc/stat")
 """Its first line: user, nice, system, idle, iowait, irq, softirq, steal, … of all processors."""
 

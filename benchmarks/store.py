@@ -15,8 +15,6 @@ from . import parsers, processor
 from .budgets import judge
 from .model import Metric, Result, RowResult, Series, SubjectResult
 
-__all__ = ["DIRECTORY", "environment", "latest", "now", "read", "write"]
-
 DIRECTORY = Path(__file__).resolve().parent.parent / "build" / "bench"
 
 PACKAGES = (

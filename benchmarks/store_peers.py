@@ -29,21 +29,6 @@ from .peers import (
     no_handle,
 )
 
-__all__ = [
-    "BARE_ETCD",
-    "BARE_NODES",
-    "BARE_ZOOKEEPER",
-    "ETCD3GW",
-    "ETCD_LOCK",
-    "KAZOO",
-    "POTTERY_NODES",
-    "REDLOCK_PY",
-    "STORE_KINDS",
-    "WATCHED_KEY",
-    "WATCHED_NODE",
-    "nodes",
-]
-
 BARE_NODES, BARE_ZOOKEEPER, BARE_ETCD = "bare on 3 nodes", "bare kazoo", "bare etcd"
 WATCHED_NODE, WATCHED_KEY = "watched node", "watched key"
 POTTERY_NODES, REDLOCK_PY = "pottery Redlock, 3 nodes", "redlock-py"

@@ -19,8 +19,6 @@ from .peers import ETCD, FAILOVER, REDLOCK, ZOOKEEPER
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["NODES", "Stores"]
-
 NODES = 3
 """Servers of Redlock."""
 

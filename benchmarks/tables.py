@@ -19,8 +19,6 @@ from .report import amount
 from .rows.cycle import NAMES, row_name
 from .rows.scale import OPERATIONS, SIZES
 
-__all__ = ["TABLES", "TITLES", "all_tables", "growth"]
-
 _IMPORTED = "its module had already been imported, or is the only one of its package"
 
 

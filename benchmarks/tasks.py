@@ -19,8 +19,6 @@ from celery import Celery, current_task, signals
 
 from .peers import DIRECT, POSTGRES
 
-__all__ = ["AT_GATE", "ENDS", "GATE", "READY", "TASKS", "app", "gate", "mark", "notes"]
-
 AT_GATE, GATE, ENDS, READY = "bench:at-gate", "bench:gate", "bench:ends", "bench:ready"
 """Lists: when and in which process a gate was passed; what opens it; when a batch ended."""
 

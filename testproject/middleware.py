@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from django.http import HttpRequest, HttpResponseBase
 
-__all__ = ["POLICY", "content_security_policy"]
-
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 
 

@@ -18,8 +18,6 @@ from urllib.parse import unquote, urlsplit
 
 from .processes import HOST, OwnProcess, ServerNotFound
 
-__all__ = ["URL", "PostgresServer", "database", "find_postgres", "settings_for"]
-
 URL = "DLOCK_TEST_POSTGRES_URL"
 """The URL of a running server, such as ``postgresql://postgres@127.0.0.1:5432/postgres``."""
 

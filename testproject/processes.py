@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-__all__ = ["HOST", "OwnProcess", "ServerNotFound", "free_port"]
-
 HOST = "127.0.0.1"
 BELOW_EPHEMERAL = 10_000, 32_000
 """Ports that Linux and macOS do not choose by themselves for a connection."""

@@ -17,8 +17,6 @@ from typing import final
 
 from .processes import HOST, OwnProcess, ServerNotFound, free_port
 
-__all__ = ["RabbitServer", "find_rabbitmq_server"]
-
 PLACES = ("/usr/lib/rabbitmq/bin", "/opt/homebrew/sbin", "/usr/local/sbin")
 """Searched before ``PATH``, because the script in Debian's ``PATH`` requires root."""
 

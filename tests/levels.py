@@ -16,8 +16,6 @@ import re
 
 import pytest
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_report_header"]
-
 LEVELS = ("quick", "rest", "all", "nightly")
 
 NEED_SERVERS = {

@@ -27,8 +27,6 @@ from ..peers import AWAITED, COUNTED, Route
 if TYPE_CHECKING:
     from ..bench import Bench
 
-__all__ = ["NAMES", "Way", "row", "row_name", "rows"]
-
 NAMES = {
     "same": "acquire and release one name again and again",
     "fresh": "acquire and release a new name each time",

@@ -15,8 +15,6 @@ from ..operators.inspection import duration, is_running
 from ..text.printable import printable
 from .cells import left_text
 
-__all__ = ["Reading", "Step", "steps_for", "verdict"]
-
 
 class Reading(NamedTuple):
     """What the backend tells of one name.

@@ -18,8 +18,6 @@ from .base import GuardedAdmin
 from .filters import known_aliases
 from .people import People
 
-__all__ = ["BlockingAdmin"]
-
 
 class BlockingAdmin(GuardedAdmin):
     """The page "Who blocks whom"."""

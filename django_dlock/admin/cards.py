@@ -21,8 +21,6 @@ from .counted_links import CountedLinks
 from .figures import Distribution, Figures, Group
 from .pictures import Line, Picture, Tick, bar, columns, lines
 
-__all__ = ["Card", "Cell", "Table", "amount", "cards", "clock_time", "percent"]
-
 MOST_LISTED = 12
 """Rows of a table that ranks names or reasons; the others are added up."""
 

@@ -18,17 +18,6 @@ from ..text.request_path import cut
 from .base import badge, breakable, lines
 from .links import task_link
 
-__all__ = [
-    "holder_of",
-    "known",
-    "left_text",
-    "time_left",
-    "who",
-    "with_damage",
-    "with_deadlock",
-    "with_late_renewal",
-]
-
 _BAR = (
     # Attributes, because a strict Content-Security-Policy refuses inline styles.
     '<svg class="dlock-bar dlock-{}" viewBox="0 0 100 6" preserveAspectRatio="none" '

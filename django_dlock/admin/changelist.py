@@ -24,8 +24,6 @@ from .filters import LeaseFilter, TextFilter, known_aliases
 from .links import id_of
 from .overview import OLDEST_FIRST, TROUBLE_FIRST, Overview, Tile
 
-__all__ = ["HeldLockChangeList", "alias_and_name", "as_row"]
-
 
 def as_row(info: LeaseInfo, request: HttpRequest) -> HeldLock:
     """A lease as an object of the admin, without data that this visitor may not see."""

@@ -16,8 +16,6 @@ from ..models import HeldLock, LockEvent
 from .figures import Figures
 from .links import page_url
 
-__all__ = ["CountedLinks"]
-
 ENDS_WHILE_HELD = (LockEvent.Event.LOST, LockEvent.Event.MAX_HOLD)
 """The events that are counted as losses."""
 

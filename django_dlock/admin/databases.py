@@ -15,8 +15,6 @@ from django.utils.translation import gettext_lazy as _
 from ..models import IdempotencyRecord
 from ..operators.audit import is_defined
 
-__all__ = ["DatabaseFilter", "InChosenDatabase", "database_of", "databases"]
-
 
 def databases() -> list[str]:
     """The databases that may have a table of records, first the one that routers choose.

@@ -26,8 +26,6 @@ from .base import (
 from .filters import StoredAliasFilter, tells_alias
 from .links import LinkedToLock, linked, lock_url, page_url
 
-__all__ = ["LockEventAdmin"]
-
 SEE_LOCKS = "django_dlock.view_heldlock"
 SEE_RECORDS = "django_dlock.view_idempotencyrecord"
 

@@ -17,8 +17,6 @@ from ..metrics import instruments
 from ..metrics.instruments import DURATIONS, Instrument
 from ..models import LockStatistics
 
-__all__ = ["RANGES", "Distribution", "Figures", "Group", "Range"]
-
 Period = LockStatistics.Period
 Rows = models.QuerySet[LockStatistics]
 

@@ -15,21 +15,6 @@ from django.utils.translation import gettext_lazy as _
 from ..exceptions import InvalidLockBackend
 from ..handler import locks
 
-__all__ = [
-    "HOLDER_STATES",
-    "KINDS",
-    "AgeFilter",
-    "AliasFilter",
-    "HolderStateFilter",
-    "KindFilter",
-    "LeaseFilter",
-    "StoredAliasFilter",
-    "TextFilter",
-    "WaitingFilter",
-    "known_aliases",
-    "tells_alias",
-]
-
 KINDS = (
     ("held", _("held")),
     ("cooling", _("cooling")),

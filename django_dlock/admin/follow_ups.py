@@ -30,9 +30,6 @@ from .base import (
 from .databases import DatabaseFilter, InChosenDatabase, database_of
 from .text_columns import PrintableColumns
 
-__all__ = ["FollowUpAdmin", "FollowUps"]
-
-
 LONGEST_ID = 19
 """Digits; ids with fewer ones fit into the column."""
 

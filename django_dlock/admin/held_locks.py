@@ -41,8 +41,6 @@ from .labelled_columns import LabelledColumns
 from .links import page_url
 from .lock_page import LockPageAdmin
 
-__all__ = ["HeldLockAdmin"]
-
 _STYLES = {"alive": "good", "silent": "warn", "dead": "bad", "unknown": "plain"}
 
 

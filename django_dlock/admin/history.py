@@ -18,8 +18,6 @@ from ..models import IdempotencyRecord, LockEvent
 from ..text.printable import printable
 from .base import local_text, may_see_users
 
-__all__ = ["history_of"]
-
 MOST = 20
 """Rows of each kind."""
 

@@ -12,8 +12,6 @@ from django.utils.text import capfirst
 
 from .text_columns import PrintableColumns
 
-__all__ = ["LabelledColumns"]
-
 
 class LabelledColumns(PrintableColumns):
     """The style sheet hides the names as long as the rows have a head."""

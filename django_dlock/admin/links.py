@@ -15,17 +15,6 @@ from django.utils.translation import gettext_lazy as _
 
 from .base import ReadOnlyAdmin, breakable
 
-__all__ = [
-    "LinkedToLock",
-    "events_url",
-    "id_of",
-    "linked",
-    "lock_link",
-    "lock_url",
-    "page_url",
-    "task_link",
-]
-
 
 class LinkedToLock(ReadOnlyAdmin):
     """Objects that name a lock; their pages have a field ``lock`` with a link to it.

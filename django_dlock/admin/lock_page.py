@@ -29,8 +29,6 @@ from .links import id_of, lock_url, page_url
 from .lock_past import Past
 from .people import People
 
-__all__ = ["LockPageAdmin"]
-
 WAITERS, CHAIN = 100, 20
 """The most that is shown of each."""
 

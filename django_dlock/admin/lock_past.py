@@ -23,8 +23,6 @@ from .links import events_url
 from .related import record_of, record_url
 from .runs import note_states, outlook, state_text
 
-__all__ = ["Past"]
-
 EVENTS, RECORDS = 20, 5
 """The most that is shown of each."""
 

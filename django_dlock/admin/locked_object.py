@@ -32,8 +32,6 @@ from .cells import holder_of
 from .changelist import alias_and_name, as_row
 from .held_locks import HeldLockAdmin
 
-__all__ = ["LockedObjectAdmin"]
-
 PANEL = "object_locks"
 """The read-only field that shows the locks."""
 

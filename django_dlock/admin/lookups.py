@@ -10,8 +10,6 @@ from django.contrib.admin.utils import get_fields_from_path
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
 
-__all__ = ["NamedLookups"]
-
 
 class NamedLookups(admin.ModelAdmin):  # type: ignore[type-arg] # no generic at run time
     """A list that can be filtered only by its own filters, and by what ``lookups`` names.

@@ -15,8 +15,6 @@ from ..operators.inspection import AliasQuery
 from ..text.printable import printable
 from ..trouble import NO_TROUBLE, trouble
 
-__all__ = ["OLDEST_FIRST", "TROUBLE_FIRST", "Overview", "Tile"]
-
 TROUBLE_FIRST = ("trouble", "-age")
 OLDEST_FIRST = ("-age",)
 

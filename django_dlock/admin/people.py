@@ -21,8 +21,6 @@ from .cells import known, time_left, who, with_damage
 from .filters import HOLDER_STATES, KINDS
 from .links import lock_url
 
-__all__ = ["People"]
-
 _STYLES = {"alive": "good", "silent": "warn", "dead": "bad", "unknown": "plain"}
 DEEPEST = 8
 """Steps to the right that the style sheet knows; deeper lines are not moved any further."""

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-__all__ = ["Line", "Picture", "Tick", "bar", "columns", "lines"]
-
 WIDTH, HEIGHT = 420, 190
 LEFT, RIGHT, TOP, BOTTOM = 52, 6, 10, 24
 """Margins, with room for the labels of the axes."""

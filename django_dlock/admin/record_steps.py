@@ -19,8 +19,6 @@ from ..operators import audit
 from ..records import retention
 from .base import DELETION, GuardedAdmin, atomic_in, log
 
-__all__ = ["RecordSteps"]
-
 State = IdempotencyRecord.State
 
 FORCE = {

@@ -36,8 +36,6 @@ from .links import events_url, lock_link
 from .record_steps import RecordSteps
 from .runs import RunFilter, note_states, outlook, outlook_after_rerun, shown_state
 
-__all__ = ["IdempotencyRecordAdmin"]
-
 _HELD = {
     "dead": ("bad", _("held by a dead process")),
     "silent": ("warn", _("held, without a sign of life")),

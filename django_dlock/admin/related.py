@@ -13,8 +13,6 @@ from .base import BoundedPaginator
 from .databases import DatabaseFilter, databases
 from .links import page_url
 
-__all__ = ["record_of", "record_url"]
-
 
 def record_of(info: LeaseInfo) -> IdempotencyRecord | None:
     """The record of the run that holds the lock; else the latest one of the lock or of its task.

@@ -19,16 +19,6 @@ from ..models import IdempotencyRecord
 from ..records.liveness import INTERRUPTED, NEEDED, RunState, states_of
 from .base import BoundedPaginator, badge, lines, local_text, request_of
 
-__all__ = [
-    "RunFilter",
-    "note_states",
-    "outlook",
-    "outlook_after_rerun",
-    "shown_state",
-    "state_of",
-    "state_text",
-]
-
 State = IdempotencyRecord.State
 _STYLES: dict[str, str] = {
     State.RUNNING: "plain",

@@ -24,8 +24,6 @@ from .figures import RANGES, Figures
 from .filters import known_aliases
 from .totals import totals
 
-__all__ = ["LockStatisticsAdmin"]
-
 
 @admin.register(LockStatistics)
 class LockStatisticsAdmin(ReadOnlyAdmin):

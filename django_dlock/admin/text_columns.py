@@ -13,8 +13,6 @@ from django.http import HttpRequest
 
 from ..text.printable import printable
 
-__all__ = ["PrintableColumns"]
-
 _Column = str | Callable[[Any], Any]
 
 

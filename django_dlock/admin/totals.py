@@ -13,8 +13,6 @@ from .cards import amount, percent
 from .counted_links import CountedLinks
 from .figures import Figures
 
-__all__ = ["Total", "totals"]
-
 
 class Total(NamedTuple):
     """One number.

@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 from .. import clock
 from ..exceptions import BackendUnavailable, ConnectionsBusy
 
-__all__ = ["Calls"]
-
 THREADS = 8
 """The most threads for urgent calls, and for others."""
 IDLE = 10.0

@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 
 from .. import clock, process
 
-__all__ = ["Connector"]
-
 T = TypeVar("T")
 
 

@@ -27,8 +27,6 @@ from django.utils.crypto import salted_hmac
 from .. import clock
 from ..log import logger
 
-__all__ = ["is_genuine", "key_of", "mac", "report"]
-
 _HASHES = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}
 _SALT = "django_dlock.handover"
 _REPORT_EVERY = 60.0

@@ -12,19 +12,6 @@ from typing import Any, NamedTuple
 from ..lease import HolderState, Kind
 from ..process import ProcessIdentity, death_proof
 
-__all__ = [
-    "DEEPEST",
-    "LONGEST",
-    "SILENT_AFTER",
-    "Stored",
-    "holder_state",
-    "json_object",
-    "names_of",
-    "process_from_json",
-    "process_state",
-    "stored_object",
-]
-
 SILENT_AFTER = 15.0
 """Seconds without a heartbeat after which a holder counts as silent."""
 

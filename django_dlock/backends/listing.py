@@ -7,8 +7,6 @@ from typing import ClassVar, get_args
 
 from ..lease import HolderState, Kind, LeaseInfo, LeasePage, LeaseQuery, Waiter
 
-__all__ = ["Listing"]
-
 # Named here because inside the class ``list`` is a method.
 LeaseInfos = list[LeaseInfo]
 Waiters = list[Waiter]

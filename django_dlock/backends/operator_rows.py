@@ -22,8 +22,6 @@ from .holder_state import (
     stored_object,
 )
 
-__all__ = ["Judge", "known_kind", "lease_row", "waiter_row"]
-
 Judge: TypeAlias = Callable[[Kind, ProcessIdentity | None, bool, bool], HolderState]
 
 

@@ -7,8 +7,6 @@ import random
 from .. import clock
 from ..lease import Contention, LeaseRequest
 
-__all__ = ["pause"]
-
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two attempts."""
 

@@ -8,8 +8,6 @@ from typing import Protocol
 
 from ..lease import RenewalResult
 
-__all__ = ["PendingRenewal", "RenewalResults", "SubmittedRenewal"]
-
 RenewalResults = list[RenewalResult]
 
 

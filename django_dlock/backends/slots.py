@@ -14,8 +14,6 @@ from typing import TypeAlias
 from .. import clock
 from ..process.points import reached
 
-__all__ = ["Slot", "Slots"]
-
 SlotQueue: TypeAlias = "queue.SimpleQueue[Slot]"
 
 

@@ -23,17 +23,6 @@ from typing import Protocol
 
 from .. import clock, process
 
-__all__ = [
-    "Closable",
-    "Interruptible",
-    "announce",
-    "close_before_forks",
-    "connect",
-    "is_inherited",
-    "note",
-    "withdraw",
-]
-
 PATIENCE = 1.0
 """Seconds for which a fork waits before it interrupts statements, and as long again after it."""
 LONGEST_FORK = 10.0

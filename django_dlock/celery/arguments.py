@@ -8,8 +8,6 @@ from celery.app import app_or_default
 
 from .options import TaskWithOptions
 
-__all__ = ["names_of_arguments"]
-
 
 def names_of_arguments() -> set[str]:
     """Of all tasks with locks that the current app knows."""

@@ -18,8 +18,6 @@ from .canvas import items
 from .first_call import FirstCall
 from .options import TaskWithOptions
 
-__all__ = ["bind_body", "bypasses", "call_before_start", "wrapper_of"]
-
 
 def wrapper_of(kind: type[Any], ours: type[TaskWithOptions]) -> type[Any] | None:
     """The first class before ``ours`` that defines a ``__call__``; Celery calls that one."""

@@ -30,8 +30,6 @@ from .publishing.broker import (
 from .spelling import PREFIXES
 from .task import LockedTask
 
-__all__ = ["check_tasks", "log_task_warnings"]
-
 OF_LOCK = {
     "ttl": "lock_ttl",
     "wait": "lock_wait",

@@ -15,8 +15,6 @@ from celery.app.task import Context
 from ..log import logger
 from .options import TaskWithOptions
 
-__all__ = ["FirstCall"]
-
 KEY = "dlock_call"
 """Where it is kept in the attributes of the request."""
 

@@ -24,8 +24,6 @@ from ..records import payloads
 from ..text.names import plain
 from .spelling import refuse_unknown
 
-__all__ = ["RecordOptions", "TaskOptions", "TaskWithOptions", "UniqueOptions"]
-
 CHOICES: Mapping[str, tuple[object, ...]] = {
     "if_contended": ("requeue", "wait", "skip", "fail"),
     "if_unavailable": ("requeue", "fail", "local", "skip"),

@@ -15,8 +15,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 
-__all__ = ["KEY", "again", "in_child", "is_of", "is_of_delivery", "new"]
-
 KEY = "dlock_owner"
 """The key of the request under which the parent gives a pool's child its owner."""
 

@@ -15,8 +15,6 @@ from kombu.utils.encoding import safe_repr
 from ..log import logger
 from ..text.printable import storable
 
-__all__ = ["MAX_RESULT", "decode", "describe", "encode", "ignores_result", "stored_failure"]
-
 MAX_RESULT = 1024 * 1024
 """Characters of a recorded result; store more in a table or file of your own."""
 

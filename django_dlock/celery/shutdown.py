@@ -11,8 +11,6 @@ import select
 import time
 from typing import Any
 
-__all__ = ["begin", "stop", "wait"]
-
 _pipe: tuple[int, int] | None = None
 
 

@@ -9,8 +9,6 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["PREFIXES", "refuse_unknown"]
-
 PREFIXES = ("lock_", "idempotency_", "if_", "unique_")
 
 ONLY_OF_LOCK: Mapping[str, str] = {

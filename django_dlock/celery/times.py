@@ -9,8 +9,6 @@ from celery import Celery, Task
 from celery.app.task import Context
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-__all__ = ["TIME_LIMIT", "Moment", "seconds_until", "time_limit"]
-
 Moment: TypeAlias = float | str | dt.datetime
 
 TIME_LIMIT = "dlock_time_limit"

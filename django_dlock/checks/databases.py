@@ -20,8 +20,6 @@ from .. import conf
 from ..databases.errors import fate_of, migrate_command
 from ..operators.audit import is_defined
 
-__all__ = ["check_databases", "check_migrations", "check_records"]
-
 LATEST_RECORDS = 10_000
 """How many records ``check_records`` reads."""
 APP = "django_dlock"

@@ -16,8 +16,6 @@ from ..metrics import config
 from ..operators import task_url
 from ..tracing import setting as tracing_setting
 
-__all__ = ["check_admin", "check_metrics", "check_names", "check_scope", "check_tracing"]
-
 LIKE_OURS = re.compile("DLOCK$|DLOCKS?_")
 NAMES = ("DLOCK_ADMIN", "DLOCK_METRICS", "DLOCK_SCOPE", "DLOCK_TRACING")
 

@@ -14,8 +14,6 @@ from django.core import checks
 
 from ..log import logger
 
-__all__ = ["check_uwsgi", "log_problems"]
-
 
 def check_uwsgi(**_: Any) -> list[checks.CheckMessage]:
     """W024: uWSGI runs no threads of Python; W025: it forks after a project is loaded."""

@@ -36,8 +36,6 @@ from .registry import HolderKey
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AcquireFlows", "this_task", "this_thread"]
-
 T = TypeVar("T")
 
 Asking: TypeAlias = Callable[[], tuple[HolderKey, ...]]

@@ -21,8 +21,6 @@ from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..lease import LeaseRequest
 from . import dispatch
 
-__all__ = ["MOST_QUEUED", "cancel_later", "cancel_unanswered"]
-
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds until an alias that did not answer is asked again."""
 PATIENCE = 60.0

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-__all__ = ["Call", "close_all_connections", "close_old_connections", "key_of", "name_of"]
-
 
 class Call(NamedTuple):
     """A call to be made.

@@ -20,8 +20,6 @@ from typing import Any, Protocol
 from .. import clock, process
 from .event_call import Call, close_all_connections, close_old_connections, name_of
 
-__all__ = ["MOST_NAMED", "EventQueue", "Watcher"]
-
 HANGING_AFTER = 10.0
 """Seconds after which the log names the function of a call."""
 MOST_HANGING = 8

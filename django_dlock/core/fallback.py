@@ -21,8 +21,6 @@ from .held_lease import registry
 if TYPE_CHECKING:
     from ..backends.local import LocalBackend
 
-__all__ = ["apply_policy", "grant_flow", "granted_before", "of", "replacements"]
-
 PAUSE = 0.02
 """Seconds between two tries for a name that is locked in this process only."""
 

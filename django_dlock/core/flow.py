@@ -17,8 +17,6 @@ from ..backends.base import BaseLockBackend
 from ..exceptions import ConnectionsBusy
 from ..lease import Renewal, RenewalResult
 
-__all__ = ["Call", "Flow", "adrive", "call", "drive", "either", "in_turn", "pause", "renew_flow"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

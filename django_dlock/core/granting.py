@@ -19,8 +19,6 @@ from ..log import logger
 from ..process import death_proof
 from .flow import Flow, call, either, pause
 
-__all__ = ["Broke", "Met", "grant_flow"]
-
 Met: TypeAlias = Callable[[Contention], None]
 Broke: TypeAlias = Callable[[str, Contention], None]
 

@@ -23,8 +23,6 @@ from .registry import HolderKey, HolderRegistry
 from .tracing import LockTrace
 from .transactions import AfterTransactions
 
-__all__ = ["HeldLease", "LockState", "registry"]
-
 LockState = Literal["free", "held", "in_doubt", "lost"]
 
 RENEWALS_PER_TTL = 3

@@ -26,8 +26,6 @@ from .registry import HolderKey, holder_ended
 if TYPE_CHECKING:
     from .options import LockOptions
 
-__all__ = ["Caller", "HandleHolds", "Hold", "this_caller"]
-
 MOST_LOST = 100
 """Holds of a handle that are kept after a loss although nobody has asked about it."""
 

@@ -10,8 +10,6 @@ from . import watchdog
 from .flow import Flow, renew_flow
 from .held_lease import HeldLease
 
-__all__ = ["limit_flow"]
-
 
 def limit_flow(held: HeldLease, backend: BaseLockBackend) -> Flow[None]:
     """Let the lease end with the first ``max_hold`` of its holds, in the store, too.

@@ -13,17 +13,6 @@ from .. import conf
 from ..backends.base import BaseLockBackend
 from ..lease import HOLDING, OWNER_PART
 
-__all__ = [
-    "DEFAULT",
-    "Default",
-    "IfUnavailable",
-    "LockOptions",
-    "Seconds",
-    "is_async",
-    "lease_ttl",
-    "with_holding",
-]
-
 
 class Default:
     """Marks an option that follows the alias's setting."""

@@ -10,8 +10,6 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 from ..backends.base import BaseLockBackend
 from ..process import thread_exists
 
-__all__ = ["HolderKey", "HolderRegistry", "holder_ended"]
-
 HolderKey: TypeAlias = object
 """The holder: a ``threading.Thread``, an ``asyncio.Task``, or an object that stands for the handle.
 

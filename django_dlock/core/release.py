@@ -21,8 +21,6 @@ from .holds import Hold
 from .limits import limit_flow
 from .options import Seconds, lease_ttl
 
-__all__ = ["LockFlows"]
-
 # After these the backend has nothing of ours left to be released.
 _NOTHING_TO_RELEASE = ("broken", "exit", "fork", "refused")
 

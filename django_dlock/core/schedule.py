@@ -13,8 +13,6 @@ from operator import attrgetter
 from .held_lease import HeldLease
 from .registry import HolderKey, holder_ended
 
-__all__ = ["Schedule"]
-
 PASSED_OVER = 64
 """How many leases that are not due soon are skipped in search of others to renew together."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from .held_lease import HeldLease, LockState
 from .release import LockFlows
 
-__all__ = ["LockStatus"]
-
 
 class LockStatus(LockFlows):
     """The state of a ``Lock``, as far as can be known in this process."""

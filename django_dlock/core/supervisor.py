@@ -19,8 +19,6 @@ from .. import clock, process
 from ..log import Line, logger
 from .event_queue import MOST_NAMED, EventQueue
 
-__all__ = ["LOG_HANDLER", "PATIENCE_AT_EXIT", "Supervisor"]
-
 LOG_HANDLER = "A handler of the logger django_dlock"
 """What is named if a log line cannot be written."""
 FORK_PATIENCE = 0.5

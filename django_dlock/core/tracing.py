@@ -17,8 +17,6 @@ from .. import clock
 from ..exceptions import BackendUnavailable, LockError, LockNotAcquired
 from . import dispatch
 
-__all__ = ["LockTrace", "Tracer", "begin", "step", "use"]
-
 Facts = Mapping[str, str | int]
 
 

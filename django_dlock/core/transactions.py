@@ -11,17 +11,6 @@ from collections.abc import Callable
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = [
-    "AfterTransactions",
-    "any_open",
-    "is_open",
-    "manual",
-    "open_since",
-    "outermost",
-    "refuse_manual",
-    "run_after",
-]
-
 
 def _in_atomic() -> list[tuple[BaseDatabaseWrapper, object]]:
     """The connections in a transaction of this thread, and their outermost blocks."""

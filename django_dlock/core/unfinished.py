@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 
-__all__ = ["refuse_unfinished"]
-
 
 def refuse_unfinished(result: object, what: str, cure: str) -> None:
     """Raise if somebody else would have to run the result: a coroutine, a task, a generator.

@@ -24,8 +24,6 @@ from . import dispatch
 from .held_lease import HeldLease, registry
 from .schedule import Schedule
 
-__all__ = ["Watchdog", "shutdown", "unwatch", "watch"]
-
 IDLE = 60.0
 """Seconds without a lease after which the thread ends."""
 PATIENCE = 0.05

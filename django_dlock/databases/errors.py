@@ -16,30 +16,6 @@ from typing import Literal, NamedTuple, TypeAlias
 from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, Error, ProgrammingError
 
-__all__ = [
-    "FATES",
-    "MYSQL",
-    "POSTGRESQL",
-    "SQLITE",
-    "Fate",
-    "Kind",
-    "Known",
-    "TablesMissing",
-    "Verdict",
-    "counts",
-    "explained",
-    "explaining",
-    "fate_of",
-    "is_about_our_tables",
-    "is_away_or_busy",
-    "is_outage",
-    "kind_of",
-    "migrate_command",
-    "missing_in",
-    "of_ours",
-    "ours_may_succeed",
-]
-
 Kind: TypeAlias = Literal[
     "broken",
     "unreachable",

@@ -13,8 +13,6 @@ from typing import Any
 from django.db.models import functions
 from django.utils import timezone
 
-__all__ = ["Now", "local_time"]
-
 
 class Now(functions.Now):
     """The database's clock, in the zone in which Django stores times there.

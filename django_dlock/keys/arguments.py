@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Arguments"]
-
 
 class Arguments:
     """The signature from whose arguments a key is made."""

@@ -13,8 +13,6 @@ from typing import Any
 from ..text.names import digest, fit
 from .arguments import Arguments
 
-__all__ = ["Digest", "fingerprint"]
-
 
 def fingerprint(arguments: Mapping[str, Any], *, what: str) -> str:
     """A versioned digest of named values and their types; independent of their order.

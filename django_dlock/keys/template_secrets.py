@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["secret_in"]
-
 # The parts of a field, attributes and indexes alike, with dots between them. What leads to the
 # request does not matter: REST framework wraps it, and a view has it as an attribute.
 _SECRETS = {

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 from urllib.parse import quote
 
-__all__ = ["OF_VIEWS", "beginning_of_key", "lock_name_of", "record_key"]
-
 OF_VIEWS = "idempotent:"
 """What the names of these locks begin with."""
 LONGEST_KEY = 255

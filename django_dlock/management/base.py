@@ -33,16 +33,6 @@ from .table import by_trouble, lease_table, waiter_table
 from .wanted import Wanted
 from .wrapping import width_of
 
-__all__ = [
-    "FAILED",
-    "AliasCommand",
-    "LockCommand",
-    "OperatorCommand",
-    "PurgeCommand",
-    "RecordCommand",
-    "as_errors",
-]
-
 FAILED = 1
 
 

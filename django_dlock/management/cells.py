@@ -5,8 +5,6 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["first", "last", "room"]
-
 
 def room(text: str) -> int:
     """How many columns the text takes."""

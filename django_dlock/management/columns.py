@@ -10,8 +10,6 @@ from .cells import first, last, room
 from .output import encodable
 from .wrapping import wrapped
 
-__all__ = ["Column", "aligned", "cut_host", "cut_middle", "cut_task"]
-
 COMFORTABLE, NARROWEST = 16, 10
 """Characters to which a column is shortened before and after the first one is left out."""
 CUT_OFF = "…"

@@ -9,8 +9,6 @@ from ..operators.inspection import AliasQuery, duration
 from ..text.printable import printable
 from .table import who
 
-__all__ = ["Deadlocks"]
-
 LINKS = 20
 """How many locks of one deadlock are named."""
 

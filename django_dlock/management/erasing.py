@@ -18,8 +18,6 @@ from ..text.printable import printable
 from .base import FAILED, PurgeCommand
 from .progress import Progress
 
-__all__ = ["ErasingCommand"]
-
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 ARGUMENT = re.compile(r"[^\W\d]\w*([.\[].*)?")
 CRITERIA = ("name", "key", "user", "argument")

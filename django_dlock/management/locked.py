@@ -25,8 +25,6 @@ from ..exceptions import (
 from ..keys import KeySpec, compile_key, template_of
 from ..lock import DEFAULT, Lock, of_template
 
-__all__ = ["LockedCommand"]
-
 TRY_AGAIN = 75
 """``EX_TEMPFAIL`` of ``sysexits.h``: nothing was done, and another attempt may succeed."""
 WRONG_USAGE = 2

@@ -9,8 +9,6 @@ from typing import Any, TextIO, cast
 
 from django.core.management.base import OutputWrapper
 
-__all__ = ["Output", "encodable", "encoding_of", "error_of", "open_output"]
-
 
 class Output:
     """Standard output or standard error of a command.

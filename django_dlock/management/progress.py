@@ -9,8 +9,6 @@ from typing import Any, TextIO
 
 from django.core.management.base import OutputWrapper
 
-__all__ = ["Progress"]
-
 END_OF_LINE = "\x1b[K"
 """Clears what is left of it: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html"""
 

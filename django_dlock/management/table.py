@@ -14,8 +14,6 @@ from ..text.printable import printable
 from ..text.request_path import cut
 from .columns import Column, aligned, cut_host, cut_middle, cut_task
 
-__all__ = ["by_trouble", "lease_table", "waiter_table", "who"]
-
 
 def by_trouble(infos: Iterable[LeaseInfo], in_deadlock: Collection[LockId] = ()) -> list[LeaseInfo]:
     """What needs an operator first: deadlocks, damaged entries, dead holders, silent ones, late

@@ -10,8 +10,6 @@ from typing import Any
 from ..lease import LeaseInfo, LeaseQuery
 from ..operators.inspection import AliasQuery
 
-__all__ = ["Wanted", "unless_unanswered"]
-
 
 @dataclass(frozen=True)
 class Wanted:

@@ -10,8 +10,6 @@ from typing import Any
 
 from .cells import room
 
-__all__ = ["width_of", "wrapped"]
-
 # A quoted name may have spaces. An apostrophe follows a letter.
 _TOKEN = re.compile(r"""(?:(?<!\w)'[^']*'|(?<!\w)"[^"]*"|\S)+""")
 

@@ -26,8 +26,6 @@ from .config import MetricsSettings
 from .counts import Counts, Minutes
 from .instruments import ATTEMPTS, Instrument
 
-__all__ = ["AdminExporter", "make"]
-
 EVERY = (30.0, 60.0)
 """Seconds between two statements; random, so that processes do not write at the same time."""
 WITHIN = 10.0

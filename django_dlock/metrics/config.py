@@ -11,8 +11,6 @@ from django.utils.module_loading import import_string
 
 from ..text.redaction import redacted
 
-__all__ = ["EXPORTERS", "LONGEST_GROUP", "MOST_GROUPS", "MetricsSettings", "read"]
-
 EXPORTERS: dict[str, tuple[str, str | None]] = {
     "admin": ("django_dlock.metrics.admin", None),
     "prometheus": ("django_dlock.metrics.prometheus", "prometheus_client"),

@@ -10,8 +10,6 @@ from typing import NamedTuple
 from .. import clock
 from .instruments import DURATIONS, Instrument
 
-__all__ = ["KEPT", "MINUTE", "Counts", "Minutes", "Point", "Series"]
-
 MINUTE = 60
 KEPT = 600
 """Seconds for which counts that cannot be written are kept. Also the longest time that is counted

@@ -14,8 +14,6 @@ from ..keys.views import OF_VIEWS
 from ..log import logger
 from .config import LONGEST_GROUP
 
-__all__ = ["OTHER", "Groups", "before_the_colon"]
-
 OTHER = "other"
 
 # A colon within a field begins its format.

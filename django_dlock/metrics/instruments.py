@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["DURATIONS", "EVENTS", "STORES", "Instrument", "Kind", "prometheus_name"]
-
 Kind = Literal["counter", "gauge", "histogram", "up_down"]
 """``gauge``: the last value of a process. ``up_down``: the sum over all processes."""
 

@@ -13,8 +13,6 @@ from .config import MetricsSettings
 from .instruments import EVENTS, STORES, Instrument
 from .stores import StoreFacts
 
-__all__ = ["OpenTelemetryExporter", "make"]
-
 
 class OpenTelemetryExporter:
     """The instruments of a meter."""

@@ -27,8 +27,6 @@ try:
 except ImportError:  # pragma: no cover - not on Linux or macOS
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["PATIENCE", "Part", "Round", "Sample"]
-
 PATIENCE = 5.0
 """Seconds that a scrape waits for a part; Prometheus itself usually waits for ten."""
 AGAIN = 10.0

@@ -19,8 +19,6 @@ from .config import EXPORTERS, MetricsSettings
 from .groups import Groups
 from .instruments import Instrument
 
-__all__ = ["Exporter", "Recorder", "connect", "disconnect", "modules"]
-
 
 class Exporter(Protocol):
     """Counts values in one library."""

@@ -28,8 +28,6 @@ from ..operators.audit import is_defined, not_while_forking
 from . import instruments
 from .parts import Part, Round, Sample
 
-__all__ = ["StoreFacts"]
-
 STORES_EVERY, RECORDS_EVERY = 10.0, 60.0
 """Seconds for which an answer is kept."""
 RECORDS_WITHIN = 30.0

@@ -17,8 +17,6 @@ from ..models import LockStatistics
 from .counts import Minutes, Point, Series
 from .instruments import DURATIONS
 
-__all__ = ["VENDORS", "database", "write"]
-
 VENDORS = ("sqlite", "postgresql", "mysql")
 KEYS = ("period", "start", "metric", "alias", "group", "label")
 SUMS = ("count", "total", *LockStatistics.BUCKETS)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-__all__ = ["digest_of"]
-
 
 def digest_of(*parts: str) -> str:
     """One digest for several texts, which every database compares exactly."""

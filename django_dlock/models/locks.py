@@ -15,8 +15,6 @@ from ..lease import LeaseInfo
 from ..text.printable import printable
 from .digests import digest_of
 
-__all__ = ["Fence", "HeldLock", "LockEvent"]
-
 
 class HeldLock(models.Model):
     """A lease in the admin; read from a backend, never from the database."""

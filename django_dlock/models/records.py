@@ -12,8 +12,6 @@ from ..text.names import plain
 from ..text.printable import printable
 from .digests import digest_of
 
-__all__ = ["FollowUp", "IdempotencyRecord"]
-
 
 class Forget(Protocol):
     def __call__(

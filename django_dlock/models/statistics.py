@@ -7,8 +7,6 @@ from django.utils.translation import gettext_lazy as _
 
 from .digests import digest_of
 
-__all__ = ["LockStatistics"]
-
 
 class LockStatistics(models.Model):
     """What all processes have counted of one metric in one period; ``metrics/table.py`` writes it.

@@ -7,8 +7,6 @@ from django.utils.translation import gettext_lazy as _
 
 from ..text.printable import printable
 
-__all__ = ["FailoverRecord", "LeaseRecord", "ProcessRecord"]
-
 
 class LeaseRecord(models.Model):
     """The row of one name at the database backend; ``backends/database/rows.py`` explains it.

@@ -24,16 +24,6 @@ from ..models import LockEvent
 from ..text.printable import storable
 from ..text.request_path import MAX_PATH
 
-__all__ = [
-    "BY_HAND",
-    "BreakRows",
-    "connect",
-    "is_defined",
-    "not_while_forking",
-    "record",
-    "record_break",
-]
-
 BY_HAND = frozenset({"operator", "command"})
 """With these reasons, the sender of ``broken`` has the row written, so that it learns of errors."""
 

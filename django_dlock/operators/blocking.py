@@ -16,8 +16,6 @@ from ..backends.base import BaseLockBackend
 from ..lease import OWNER_PART, LeaseInfo, LeasePage, LeaseQuery, Waiter
 from .inspection import AliasQuery
 
-__all__ = ["NAMES", "WAITERS_OF_EACH", "Blocking", "Line", "LockId", "Survey", "survey"]
-
 NAMES, WAITERS_OF_EACH = 100, 20
 """What pages and commands read of each alias to find out who waits for whom."""
 

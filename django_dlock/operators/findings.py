@@ -15,8 +15,6 @@ from ..core.cleanup import cancel_later, cancel_unanswered
 from ..exceptions import BackendRefused, BackendUnavailable
 from ..lease import Contention, Lease, LeaseRequest, Renewal
 
-__all__ = ["NAME", "Finding", "Severity", "of_alias"]
-
 NAME = "django_dlock.diagnosis"
 """The lock that is looked up and acquired."""
 ROUND_TRIPS = 5

@@ -16,8 +16,6 @@ from ..handler import locks
 from ..lease import LeaseInfo
 from ..lock import Lock
 
-__all__ = ["AliasQuery", "age_text", "break_lease", "duration", "is_running", "report_break"]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from django.core.exceptions import ImproperlyConfigured
 from ..text.names import plain
 from ..text.redaction import redacted
 
-__all__ = ["read", "url_of_task"]
-
 KEYS = ("TASK_URL",)
 EXAMPLE = "https://flower.example.com/task/{task_id}"
 

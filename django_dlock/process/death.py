@@ -16,8 +16,6 @@ from typing import Literal
 from . import identity
 from .identity import ProcessIdentity, current
 
-__all__ = ["DeathProof", "death_proof"]
-
 DeathProof = Literal["gone", "rebooted"]
 
 

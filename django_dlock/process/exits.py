@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["at_exit", "run_exit_hooks"]
-
 _hooks: dict[Callable[[], object], int] = {}
 """Each hook, and the pid of the process that has registered it."""
 _finalizer: Any = None

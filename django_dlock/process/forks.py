@@ -19,15 +19,6 @@ from collections.abc import Callable, Iterator
 
 from .points import reached
 
-__all__ = [
-    "at_fork",
-    "connecting",
-    "notice_fork",
-    "take_part_in_forks",
-    "thread_ends",
-    "thread_exists",
-]
-
 PATIENCE = 0.5
 """Seconds for which a fork waits for threads that connect or end. Threads that would connect wait
 until the fork is over, but at most this long after the fork has stopped waiting."""

@@ -17,17 +17,6 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 
-__all__ = [
-    "ProcessIdentity",
-    "current",
-    "identity_of",
-    "pid_namespace",
-    "proc_is_ours",
-    "proc_stat",
-    "reset",
-    "time_namespace",
-]
-
 # The inodes of a Linux machine's first namespaces (PROC_PID_INIT_INO, PROC_UTS_INIT_INO).
 _FIRST_NAMESPACES = {"pid": "4026531836", "uts": "4026531838"}
 

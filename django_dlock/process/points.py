@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-__all__ = ["POINTS", "Listener", "listen", "reached", "unlisten"]
-
 POINTS = {
     "wait.asleep": "a waiter is about to sleep, and can miss no wake-up any more; reached again "
     "before each sleep. `waiter`: its owner",

@@ -15,8 +15,6 @@ from django.db import models
 from ..exceptions import LockError
 from ..models import IdempotencyRecord
 
-__all__ = ["Claim", "ClaimRequest", "Finished", "Holds", "InFlight"]
-
 E = TypeVar("E", bound=LockError)
 
 

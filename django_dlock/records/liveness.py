@@ -13,8 +13,6 @@ from ..handler import locks
 from ..lease import LeaseInfo
 from ..models import IdempotencyRecord
 
-__all__ = ["INTERRUPTED", "NEEDED", "RunState", "states_of"]
-
 RunState = Literal["alive", "silent", "dead", "unlocked", "unknown"]
 """``alive``: it holds its lock. ``silent``: it does, but its process gives no sign of life; it may
 wake up. ``dead``: it does, and its process is proven dead. ``unlocked``: it holds its lock no

@@ -14,8 +14,6 @@ import json
 from django.conf import settings
 from django.utils.crypto import salted_hmac
 
-__all__ = ["is_same", "keyed"]
-
 _VERSION = "k1:"
 # A part of what is stored: it stays when the module is moved.
 _SALT = "django_dlock.payloads"

@@ -21,23 +21,6 @@ from ..log import logger
 from ..models import Fence, FollowUp, IdempotencyRecord, LockEvent, LockStatistics
 from ..operators import audit
 
-__all__ = [
-    "Forgotten",
-    "delete",
-    "forget",
-    "forget_record",
-    "has_pending",
-    "holds",
-    "in_batches",
-    "is_alive",
-    "may_be_alive",
-    "note_forgotten",
-    "purge",
-    "purge_events",
-    "purge_fences",
-    "purge_statistics",
-]
-
 State = IdempotencyRecord.State
 M = TypeVar("M", bound=models.Model)
 Records = models.QuerySet[IdempotencyRecord]

@@ -13,8 +13,6 @@ from django.utils.safestring import SafeString
 
 from ..views.idempotency_key import DEFAULT_FIELD
 
-__all__ = ["idempotency_key", "register"]
-
 register = template.Library()
 
 

@@ -11,8 +11,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["LockNameWarning", "unknown_option", "warn_of_argument", "warn_of_field"]
-
 
 class LockNameWarning(UserWarning):
     """The name of a lock probably lacks a value: it has a field such as ``{order_id}`` in it."""

@@ -5,17 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 
-__all__ = [
-    "DIGEST_LENGTH",
-    "MAX_KEY",
-    "MAX_NAME",
-    "REFUSED",
-    "check_name",
-    "digest",
-    "fit",
-    "plain",
-]
-
 MAX_NAME = 255
 MAX_KEY = 200
 """A longer key ends in a digest, which leaves room for a prefix within ``MAX_NAME``."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["printable", "storable"]
-
 JOINERS = "\u200c\u200d"
 """They choose the form of the letters beside them, and move and hide nothing."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["HIDDEN", "SecretBytes", "SecretText", "redacted", "redacted_of"]
-
 HIDDEN = "********"
 """Shown in the place of a secret; as in Django's error reports, it does not tell how long it is."""
 

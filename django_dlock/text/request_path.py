@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["MAX_PATH", "Request", "cut", "path_of"]
-
 MAX_PATH = 512
 """Characters of a path that are kept; a visitor chooses its length, and many places store it."""
 

@@ -10,8 +10,6 @@ from django.utils.module_loading import import_string
 
 from ..text.redaction import redacted
 
-__all__ = ["tracer_class"]
-
 
 def tracer_class() -> Any:
     """The class of the tracer that ``DLOCK_TRACING`` asks for; ``None`` without tracing.

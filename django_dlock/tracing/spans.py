@@ -11,8 +11,6 @@ from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
 
 from ..core.tracing import Facts
 
-__all__ = ["OpenTelemetryTracer"]
-
 
 class OpenTelemetryTracer:
     """See ``core.tracing.Tracer``.

@@ -10,8 +10,6 @@ from ..keys.arguments import Arguments
 from ..keys.digests import Digest
 from ..keys.template_secrets import secret_in
 
-__all__ = ["FieldsDigest"]
-
 
 class FieldsDigest(Digest):
     """The digest of a request: a list of arguments of the URL and of fields of the request.

@@ -16,8 +16,6 @@ from django.utils.datastructures import MultiValueDict
 
 from .wrapped import unwrapped
 
-__all__ = ["FORMS", "digest_of_file", "values_of"]
-
 ABSENT = object()
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 

@@ -16,8 +16,6 @@ from .noted import Note, notes
 from .signature import name_of
 from .visitors import is_chosen
 
-__all__ = ["check_views"]
-
 
 def check_views() -> list[checks.CheckMessage]:
     """W017: a visitor chooses the whole name of a lock; W018: or whose keys they are; W019: two

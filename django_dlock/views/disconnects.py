@@ -17,8 +17,6 @@ from django.http import HttpResponseBase, StreamingHttpResponse
 from ..lock import Lock
 from ..log import logger
 
-__all__ = ["Begin", "finish", "is_cut_short", "keep_until_exit"]
-
 Response: TypeAlias = HttpResponseBase
 Begin: TypeAlias = Callable[[], None]
 """Called by the work when it has its lock: from then on it is finished, whoever goes away."""

@@ -8,8 +8,6 @@ from typing import Any, Literal, TypeAlias
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpResponseBase
 
-__all__ = ["DoneIf", "done_test"]
-
 DoneIf: TypeAlias = Literal["redirect"] | Callable[[HttpResponseBase], bool]
 
 

@@ -16,8 +16,6 @@ from django.utils.safestring import SafeData, mark_safe
 from ..log import logger
 from ..text.request_path import path_of
 
-__all__ = ["add_again", "added"]
-
 
 def added(request: HttpRequest) -> list[list[Any]]:
     """Level, text, tags and whether the text is HTML of each message that waits for a page.

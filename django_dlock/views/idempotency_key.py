@@ -22,8 +22,6 @@ from .requests import of_list
 from .signature import CLASS_BASED, is_made_by_class, name_of
 from .visitors import is_chosen
 
-__all__ = ["DEFAULT_FIELD", "BodyField", "KeyOption", "KeySource", "MalformedKey", "key_source"]
-
 DEFAULT_HEADER = "Idempotency-Key"
 DEFAULT_FIELD = "idempotency_key"
 """What the template tag calls its hidden field."""

@@ -44,8 +44,6 @@ from .transactions import OwnTransactions
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["idempotent_view"]
-
 V = TypeVar("V", bound=Callable[..., Any])
 Response: TypeAlias = HttpResponseBase
 

@@ -11,8 +11,6 @@ from django.db import connections
 from .. import conf
 from ..core.options import Default, Seconds
 
-__all__ = ["check_flags", "check_lock_options", "check_record_options", "patience_of"]
-
 LONGEST_SCOPE = 255
 
 

@@ -37,8 +37,6 @@ from .transactions import OwnTransactions, release_when_closed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["locked_view"]
-
 V = TypeVar("V", bound=Callable[..., Any])
 Response: TypeAlias = HttpResponseBase
 

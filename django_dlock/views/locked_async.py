@@ -21,8 +21,6 @@ from .locking import ViewRules
 from .requests import read_body, sends_body
 from .transactions import OwnTransactions
 
-__all__ = ["asynchronous"]
-
 Response: TypeAlias = HttpResponseBase
 
 _AT_HAND = frozenset(

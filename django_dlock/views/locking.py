@@ -19,8 +19,6 @@ from ..lock import Lock, of_template
 from ..log import logger
 from ..text.request_path import path_of
 
-__all__ = ["AFTER_TRANSACTION", "IfUnavailable", "ViewRules"]
-
 AFTER_TRANSACTION: Any = "transaction"
 """``hold_until`` of views; see ``LockOptions``."""
 

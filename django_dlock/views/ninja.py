@@ -17,8 +17,6 @@ from django.http import HttpRequest
 
 from ..log import logger
 
-__all__ = ["make_response", "operation_of", "prepare", "refuse_above"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 CURE = "put it below the decorator of django-ninja, such as @api.post, and next to that"

@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MOST", "Note", "note", "notes"]
-
 notes: dict[tuple[str, str], Note] = {}
 """By place, and option and key, so that there are hardly more of them than lines of code."""
 MOST = 5000

@@ -14,8 +14,6 @@ from django.http import HttpRequest
 from .body import values_of
 from .stored import fingerprint
 
-__all__ = ["Fingerprint", "PayloadOption", "compile_payload"]
-
 PayloadOption: TypeAlias = Sequence[str] | Callable[..., Any]
 Fingerprint: TypeAlias = Callable[[HttpRequest, Sequence[Any], Mapping[str, Any]], str]
 

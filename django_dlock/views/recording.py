@@ -22,8 +22,6 @@ from .disconnects import keep_until_exit
 from .requests import explain_upload
 from .responses import is_unrendered
 
-__all__ = ["Recording", "in_progress"]
-
 Response: TypeAlias = HttpResponseBase
 
 

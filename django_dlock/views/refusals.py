@@ -25,23 +25,6 @@ from ..text.request_path import path_of
 from .signature import name_of
 from .visitors import is_chosen
 
-__all__ = [
-    "Page",
-    "answer_is_gone",
-    "contended",
-    "in_progress",
-    "is_anonymous",
-    "key_failed",
-    "login_or_error",
-    "login_required",
-    "other_request",
-    "prefers_json",
-    "problem",
-    "unavailable",
-    "without_database",
-    "without_key",
-]
-
 LONGEST_RETRY_AFTER = 60
 """Seconds. A long lease may be released at any moment, so clients should not wait for its end."""
 

@@ -13,17 +13,6 @@ from django.http.request import RawPostDataException
 from ..keys import Key
 from .wrapped import unwrapped
 
-__all__ = [
-    "OnDisconnect",
-    "check_on_disconnect",
-    "every_method",
-    "explain_upload",
-    "method_test",
-    "of_list",
-    "read_body",
-    "sends_body",
-]
-
 OnDisconnect: TypeAlias = Literal["finish", "cancel"]
 
 LARGEST = 2_621_440

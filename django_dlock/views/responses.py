@@ -12,8 +12,6 @@ from django.utils.module_loading import import_string
 
 from .signature import name_of, used_ninja
 
-__all__ = ["is_unrendered", "response_of"]
-
 
 def response_of(
     result: Any, view: Callable[..., Any], request: Any, kwargs: Mapping[str, Any]

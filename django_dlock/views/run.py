@@ -34,8 +34,6 @@ from .recording import Recording, in_progress
 from .signature import name_of
 from .transactions import call_when_closed, release_when_closed
 
-__all__ = ["Rules"]
-
 Response: TypeAlias = HttpResponseBase
 
 LONGEST_PAGE = 30.0

@@ -7,8 +7,6 @@ from django.http import HttpRequest
 
 from .wrapped import unwrapped
 
-__all__ = ["read_again"]
-
 
 def read_again(request: HttpRequest) -> None:
     """Let the session be read anew, unless this request has changed it.

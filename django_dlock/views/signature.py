@@ -13,16 +13,6 @@ from asgiref.sync import iscoroutinefunction
 
 from ..decorators import full_name
 
-__all__ = [
-    "CLASS_BASED",
-    "is_async",
-    "is_made_by_class",
-    "method_of",
-    "name_of",
-    "signature_of",
-    "used_ninja",
-]
-
 
 def _class_based(request: Any, *args: Any, **kwargs: Any) -> None:
     """Has the signature of every class-based view."""

@@ -19,19 +19,6 @@ from ..text.printable import storable
 from .body import FORMS, digest_of_file
 from .wrapped import unwrapped
 
-__all__ = [
-    "NOT_RENDERED",
-    "Damaged",
-    "NotKept",
-    "decode",
-    "describe",
-    "encode",
-    "encode_without_answer",
-    "fingerprint",
-    "is_final",
-    "messages_of",
-]
-
 TRANSIENT = frozenset({401, 403, 408, 409, 423, 425, 429})
 """Statuses of answers that may be different later, although the request is the same."""
 MOST_BYTES = 1_000_000

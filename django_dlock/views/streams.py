@@ -12,8 +12,6 @@ from ..lock import Lock
 from ..log import logger
 from .transactions import call_when_closed
 
-__all__ = ["hold_until_closed"]
-
 
 def hold_until_closed(request: HttpRequest, response: object, lock: Lock) -> None:
     """Let a streamed response keep the lock.

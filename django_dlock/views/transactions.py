@@ -11,8 +11,6 @@ from django.http import HttpRequest
 from ..lock import Lock
 from .wrapped import unwrapped
 
-__all__ = ["OwnTransactions", "call_when_closed", "release_when_closed"]
-
 
 class OwnTransactions(set[str]):
     """The databases that ``non_atomic_requests`` named; claims to contain every database.

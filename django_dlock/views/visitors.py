@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_chosen"]
-
 # What a server has not verified. Of META, that are the headers and the URL; REMOTE_USER, for
 # instance, comes from the server.
 _CHOSEN = re.compile(

@@ -6,8 +6,6 @@ from typing import Any
 
 from django.http import HttpRequest
 
-__all__ = ["unwrapped"]
-
 
 def unwrapped(request: HttpRequest) -> Any:
     """Django's own request; ``Any``, because callers read what Django does not declare."""

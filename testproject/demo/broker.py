@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from django_dlock import clock
 
-__all__ = ["Broker", "FileBroker", "RedisBroker"]
-
 EVERY = 0.5
 
 

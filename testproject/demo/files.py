@@ -19,8 +19,6 @@ from typing import Any
 from kombu.transport import TRANSPORT_ALIASES, filesystem
 from kombu.utils.json import dumps
 
-__all__ = ["Channel", "Transport", "register"]
-
 
 class Channel(filesystem.Channel):
     """Publishes a file only when it is complete, and reads bindings only when they are."""

@@ -16,8 +16,6 @@ from django_dlock import Lock
 from django_dlock.core import dispatch
 from django_dlock.exceptions import LockError
 
-__all__ = ["TURN", "deadlock", "hold", "queue"]
-
 PATIENCE = 60.0
 """Seconds until one of two threads that block each other gives up."""
 THREADS = 4

@@ -12,8 +12,6 @@ import time
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["listen", "pause"]
-
 _received: list[int] = []
 
 

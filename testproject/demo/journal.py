@@ -17,8 +17,6 @@ from typing import Literal
 
 from django_dlock import clock
 
-__all__ = ["Event", "Journal", "Kind"]
-
 Kind = Literal[
     "ready", "received", "start", "effect", "end",
     "killed", "worker_killed", "killed_beside", "stopped", "woken", "done",

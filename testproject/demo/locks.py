@@ -10,8 +10,6 @@ from typing import Protocol
 
 from testproject.servers import RedisServer
 
-__all__ = ["DatabaseLocks", "Locks", "RedisLocks"]
-
 
 class Locks(Protocol):
     """The store of the locks.

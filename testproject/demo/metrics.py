@@ -15,8 +15,6 @@ from django_dlock import clock
 from .journal import Event
 from .report import LOCKED, RECORD, TITLES
 
-__all__ = ["Comparison", "compare", "table"]
-
 GROUPS = {LOCKED: "locked", RECORD: "order"}
 """The group of names of each column's locks: what is before the colon of ``lock_key``."""
 PATIENCE = 10.0

@@ -12,27 +12,6 @@ from typing import NamedTuple
 
 from .journal import Event, Kind
 
-__all__ = [
-    "COLUMNS",
-    "LOCKED",
-    "PLAIN",
-    "RECORD",
-    "ROWS",
-    "TITLES",
-    "Row",
-    "Span",
-    "Tally",
-    "conclusion",
-    "legend",
-    "markdown",
-    "overlaps",
-    "spans",
-    "table",
-    "takeovers",
-    "verdict",
-    "with_table",
-]
-
 PLAIN, LOCKED, RECORD = "plain", "locked", "record"
 TITLES = {PLAIN: "plain Celery", LOCKED: "lock alone", RECORD: "lock + record"}
 COLUMNS = tuple(TITLES)

@@ -20,8 +20,6 @@ from .report import COLUMNS, TITLES, Tally, conclusion, legend, table, verdict, 
 from .stage import Stage
 from .stream import LONG, SHORT, Fault, Order, orders
 
-__all__ = ["Show", "run"]
-
 KILLS: tuple[Fault, ...] = ("kill", "kill after the effect")
 
 FAULTS: dict[Fault, str] = {

@@ -18,8 +18,6 @@ from .interrupt import pause
 from .report import LOCKED, RECORD
 from .stage import Stage
 
-__all__ = ["serve"]
-
 PORT = 8000
 USER = "admin"
 PACE = 1.0

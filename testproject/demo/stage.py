@@ -18,8 +18,6 @@ from .broker import Broker, FileBroker, RedisBroker
 from .journal import Journal
 from .locks import DatabaseLocks, Locks, RedisLocks
 
-__all__ = ["KINDS", "Stage"]
-
 KINDS = ("redis", "sqlite", "postgresql")
 """The store of the locks; Redis also keeps the messages, otherwise files do."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-__all__ = ["LONG", "SHORT", "Fault", "Order", "orders"]
-
 Fault = Literal["", "kill", "kill after the effect", "stop", "kill the worker", "outage"]
 
 SHORT = 0.2

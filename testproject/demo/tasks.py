@@ -21,8 +21,6 @@ from .journal import Journal
 from .report import LOCKED, PLAIN, RECORD
 from .stream import SHORT
 
-__all__ = ["TASKS", "charge", "charge_locked", "charge_plain"]
-
 journal = Journal(Path(os.environ["DLOCK_DEMO_DIR"]))
 
 

@@ -8,8 +8,6 @@ from django_dlock.admin import LockedObjectAdmin
 
 from .models import Order
 
-__all__ = ["OrderAdmin"]
-
 
 @admin.register(Order)
 class OrderAdmin(LockedObjectAdmin):

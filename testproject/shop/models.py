@@ -6,8 +6,6 @@ from django.db import models
 
 from django_dlock import FencingTokenField
 
-__all__ = ["Effect", "Order", "Stock"]
-
 
 class Order(models.Model):
     """An order that a customer must pay only once."""

@@ -10,8 +10,6 @@ from django_dlock import LockedTask
 
 from .models import Effect
 
-__all__ = ["charge", "charge_locked", "charge_plain"]
-
 
 def _charge(task: Task[Any, Any], number: int) -> int:
     effect = Effect.objects.create(

@@ -9,8 +9,6 @@ from django_dlock import locked_view
 
 from .models import Effect, Order
 
-__all__ = ["charge", "home"]
-
 
 def home(request: HttpRequest) -> HttpResponse:
     return redirect("admin:index")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-__all__ = ["APART", "HOWS", "LEFT_OUT", "explanation"]
-
 HOWS = ("lock", "record")
 """The lock alone, and a record per task id."""
 

@@ -12,8 +12,6 @@ from django_dlock import BackendUnavailable, Lock
 from django_dlock.lock import of_template
 from django_dlock.metrics.prometheus import metrics_view
 
-__all__ = ["made", "urlpatterns"]
-
 kept: list[Lock] = []
 
 

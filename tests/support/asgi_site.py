@@ -17,8 +17,6 @@ from typing import Any
 
 from testproject.processes import HOST, OwnProcess
 
-__all__ = ["AsgiSite"]
-
 NAME = "tests.support.asgi_site"
 PATIENCE = 30.0
 """Seconds after which a client gives up."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from types import FrameType
 
-__all__ = ["AtNth"]
-
 
 class AtNth:
     """A profile function that interrupts at the n-th place where Python looks for signals."""

@@ -24,8 +24,6 @@ from django_dlock.lease import (
 )
 from django_dlock.process import ProcessIdentity, current
 
-__all__ = ["AwkwardBackend"]
-
 T = TypeVar("T")
 
 LATE = 0.002

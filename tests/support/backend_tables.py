@@ -10,8 +10,6 @@ from django.utils.module_loading import import_string
 from django_dlock.backends.base import BackendOptions
 from django_dlock.backends.shared.options import Option, options_of
 
-__all__ = ["BACKENDS", "NOBODY", "SEVERAL", "all_fields", "entry_of", "table_of"]
-
 NOBODY = "redis://127.0.0.1:1/0"
 SEVERAL = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]
 BACKENDS: dict[str, Any] = {

@@ -6,8 +6,6 @@ from typing import TypeVar
 
 from django_dlock.testing import BackendContract
 
-__all__ = ["each_command"]
-
 C = TypeVar("C", bound=type[BackendContract])
 
 EACH_COMMAND = frozenset(

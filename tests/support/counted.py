@@ -12,8 +12,6 @@ from django_dlock.admin import figures
 from django_dlock.metrics import table
 from django_dlock.metrics.counts import Point, Series
 
-__all__ = ["NOW", "PAGE", "now", "point", "series", "text_of", "write"]
-
 PAGE = "/admin/django_dlock/lockstatistics/"
 NOW = 1_790_001_030
 """Half a minute after the start of a minute."""

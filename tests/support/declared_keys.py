@@ -20,8 +20,6 @@ from django_dlock.backends.redis.commands import EXACTLY
 from testproject.servers import RedisServer
 from tests.support.redis_calls import client
 
-__all__ = ["all_keys_declared"]
-
 _LINE = re.compile(rb"^\+[\d.]+ \[\d+ ([^\]]+)\] (.*)$")
 _WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(rb"\\(x[0-9a-f]{2}|.)")

@@ -15,8 +15,6 @@ from typing import Any, final
 from django_dlock.backends.etcd.entries import encoded, range_after
 from testproject.processes import HOST, OwnProcess, ServerNotFound, free_port
 
-__all__ = ["EtcdServer", "certificates", "cluster"]
-
 
 @final
 class EtcdServer(OwnProcess):

@@ -8,8 +8,6 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as some
 
-__all__ = ["DANGEROUS", "examples", "json_values", "texts"]
-
 TIMES = int(os.environ.get("DLOCK_FUZZ", "1"))
 """How many times as many examples as in ``make test``; ``make fuzz`` sets it."""
 

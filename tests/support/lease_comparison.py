@@ -29,20 +29,6 @@ from django_dlock.lease import (
 )
 from django_dlock.process import current
 
-__all__ = [
-    "DIFFERENCES",
-    "MOMENT",
-    "NAMES",
-    "TTLS",
-    "Comparison",
-    "Stores",
-    "broken",
-    "listening",
-    "outlived",
-    "renew",
-    "soon",
-]
-
 Stores = Mapping[str, BaseLockBackend]
 
 

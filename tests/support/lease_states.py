@@ -27,8 +27,6 @@ from tests.support.lease_comparison import (
     soon,
 )
 
-__all__ = ["known_paths", "states"]
-
 
 def states(stores: Stores) -> Callable[[], RuleBasedStateMachine]:
     """Makes the machines, one for each example."""

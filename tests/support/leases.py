@@ -5,8 +5,6 @@ from __future__ import annotations
 from django_dlock import Lock, locks
 from django_dlock.core.held_lease import HeldLease, registry
 
-__all__ = ["lease_of", "leases_in"]
-
 
 def leases_in(using: str = "default") -> list[HeldLease]:
     """The grants of an alias that this process holds, each once."""

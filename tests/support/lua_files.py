@@ -12,8 +12,6 @@ import django_dlock
 from django_dlock.backends.redis.lua_source import CONSTANTS, code
 from django_dlock.backends.redlock.scripts import KEPT_OUT
 
-__all__ = ["ALL_CONSTANTS", "COMMANDS", "PARTS", "LuaFile", "declared", "used"]
-
 ALL_CONSTANTS = {**CONSTANTS, "KEPT_OUT": KEPT_OUT}
 
 _BACKENDS = Path(django_dlock.__file__).parent / "backends"

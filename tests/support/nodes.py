@@ -14,8 +14,6 @@ from django_dlock.backends.redlock import RedlockBackend
 from testproject.servers import RedisServer
 from tests.support.proxy import Proxy
 
-__all__ = ["Fault", "Node", "Nodes"]
-
 Fault = Literal["refuse", "black hole", "pause", "kill"]
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from django_dlock.process import points
 
-__all__ = ["Heard", "Stop", "at", "heard", "stop_at"]
-
 PATIENCE = 20.0
 
 Values = dict[str, Any]

@@ -15,15 +15,6 @@ from django_dlock.lease import HOLDING, OWNER_PART, Lease, LeaseRequest, Waiter
 from django_dlock.models import FollowUp, IdempotencyRecord, LockEvent
 from testproject.shop.models import Order
 
-__all__ = [
-    "PictureBackend",
-    "owner_of",
-    "pose_events",
-    "pose_locks",
-    "pose_orders",
-    "pose_records",
-]
-
 
 def owner_of(name):
     return sha256(name.encode()).hexdigest()[:32]

@@ -11,8 +11,6 @@ from django_dlock.admin import figures
 from django_dlock.metrics import instruments, table
 from django_dlock.metrics.counts import Point, Series
 
-__all__ = ["NOW", "pose_statistics", "stop_the_clock"]
-
 NOW = int(dt.datetime(2026, 11, 24, 16, 42, 30, tzinfo=dt.timezone.utc).timestamp())
 GROUPS = {
     # Acquires per minute, the share that finds the lock held, seconds of waiting and of holding.

@@ -13,8 +13,6 @@ import psycopg
 from testproject.postgres import PostgresServer, find_postgres, settings_for
 from testproject.processes import HOST
 
-__all__ = ["Pair", "pair"]
-
 
 class Pair:
     """Both servers; a client that names both finds the one that takes writes."""

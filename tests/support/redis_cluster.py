@@ -16,8 +16,6 @@ from django_dlock.backends.redis.keys import Keys
 from testproject.servers import RedisServer, free_port
 from tests.support.databases import until
 
-__all__ = ["RedisCluster"]
-
 SLOTS = [(0, 5460), (5461, 10922), (10923, 16383)]
 Certificates: TypeAlias = tuple[Path, Path, Path]
 BUS = 10_000

@@ -10,8 +10,6 @@ from tests.support.databases import until
 from tests.support.proxy import Proxy
 from tests.support.redis_calls import client
 
-__all__ = ["LOCATION", "DividedSentinels", "RedisSentinel"]
-
 if TYPE_CHECKING:
     from typing_extensions import Self
 

@@ -12,8 +12,6 @@ from testproject.servers import RedisServer
 from tests.support.etcd import EtcdServer
 from tests.support.redis_calls import client
 
-__all__ = ["REDIS", "Refusal", "etcd_full", "let_etcd_write", "make_database_read_only"]
-
 
 class Refusal(NamedTuple):
     """What makes a Redis refuse writes, and what ends that."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["REFRESH_OFTEN", "complaints", "restyle", "show", "text_of", "wait_for"]
-
 REFRESH_OFTEN = (
     "document.getElementById('dlock-refresh').dataset.seconds = '0.1';"
     "document.dispatchEvent(new Event('visibilitychange'));"

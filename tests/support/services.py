@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable, Collection
 from typing import final
 
-__all__ = ["RedisService", "SharedSessions"]
-
 
 class _Rewriting:
     """A TCP proxy that hands each client's bytes to a function of its own."""

@@ -19,8 +19,6 @@ from django.http import HttpRequest, HttpResponseBase
 from django_dlock.testing.clock import FakeClock
 from testproject.processes import HOST, OwnProcess
 
-__all__ = ["THEMES", "ThemedSite"]
-
 THEMES = {
     "stock": [],
     "unfold": ["unfold"],

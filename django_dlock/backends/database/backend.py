@@ -41,8 +41,6 @@ from .store import Store
 from .table import LeaseTable
 from .waiting import handed_over, patience, pause
 
-__all__ = ["DatabaseBackend"]
-
 SWEEP_EVERY = 100
 """Acquires of one process between two sweeps."""
 SWEEP_ROUNDS = 10

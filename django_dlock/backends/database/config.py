@@ -9,8 +9,6 @@ from ..base import AliasOptions, BackendOptions, Problem
 from ..shared.databases import vendor_or_problem
 from ..shared.options import duration, option, or_none, switch, text, whole
 
-__all__ = ["DatabaseOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DatabaseOptions(BackendOptions):

@@ -21,15 +21,6 @@ from ...databases.errors import Kind, kind_of
 from .prepared import Prepared
 from .socket_handle import SocketHandle, handle_of
 
-__all__ = [
-    "Connection",
-    "Failure",
-    "connect_as_django",
-    "connect_failure",
-    "settings_of",
-    "wrapper_of",
-]
-
 DENIED = ("authentication failed", "no password", "pg_hba.conf", "role ", 'database "')
 """Parts of PostgreSQL's messages for a connection that it refuses permanently."""
 CROWDED = "too many connections"

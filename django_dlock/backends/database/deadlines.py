@@ -16,8 +16,6 @@ from ... import clock
 from ...log import logger
 from ...process.points import reached
 
-__all__ = ["Cuttable", "Deadlines", "deadlines"]
-
 IDLE = 10.0
 """Seconds without a call after which the watching thread ends."""
 LATE = 0.02

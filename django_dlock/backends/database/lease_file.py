@@ -29,8 +29,6 @@ try:
 except ImportError:  # pragma: no cover - not on Linux or macOS
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["FilePool", "LeaseFile"]
-
 T = TypeVar("T")
 
 SUFFIX = "-dlock"

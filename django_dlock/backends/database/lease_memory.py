@@ -12,8 +12,6 @@ from . import sqlite
 from .connection import Connection
 from .pool import Urgency
 
-__all__ = ["MemoryPool", "is_in_memory"]
-
 T = TypeVar("T")
 
 

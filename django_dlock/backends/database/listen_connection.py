@@ -9,8 +9,6 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-__all__ = ["Alarm", "ListeningConnection", "Stopped"]
-
 _ABANDONED: list[Any] = []
 """The parent's connections in a forked child; finalizing one would end the parent's session."""
 

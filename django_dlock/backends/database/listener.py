@@ -24,8 +24,6 @@ from .listen_connection import Alarm, ListeningConnection, Stopped
 from .pending_notification import NotifiedWaiters
 from .sessions import SessionProof
 
-__all__ = ["Listener"]
-
 SILENCE = 10.0
 """Seconds without a notification after which the connection is tested, if anybody waits."""
 LOOK_EVERY = 0.5

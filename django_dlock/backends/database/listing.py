@@ -24,8 +24,6 @@ from .connection import Connection
 from .rows import COLUMNS, SECOND, Row, Ticket
 from .statements import LEASES, Dialect
 
-__all__ = ["DatabaseListing"]
-
 STATE = ("kind", "process", "ttl", "granted_at", "ends_at")
 TROUBLE = (*STATE, "queue", "renewals", "token")
 JUDGED = {

@@ -15,18 +15,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = [
-    "CANCELLED",
-    "GRANTED",
-    "LONG",
-    "end_of",
-    "is_awaited",
-    "is_cut",
-    "late_requests",
-    "with_end",
-    "with_late_request",
-]
-
 LONG = 600
 """The length of ``past`` at which it is cut: about 17 leases."""
 KEPT, RELEASES_KEPT = 300, 150

@@ -10,8 +10,6 @@ from .connection import Failure
 from .memory import LONG
 from .statements import LEASES, PROCESSES, Dialect, Executor
 
-__all__ = ["MySQL"]
-
 
 class MySQL(Dialect):
     """MySQL and MariaDB, where an UPDATE can return one number only, with ``LAST_INSERT_ID``."""

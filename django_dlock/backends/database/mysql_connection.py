@@ -17,8 +17,6 @@ from ... import clock
 from .connection import Connection, Failure
 from .socket_handle import handle_of
 
-__all__ = ["MySQLConnection"]
-
 SHORTEST = 0.001
 """Seconds; for the server, 0 would mean "without a limit"."""
 

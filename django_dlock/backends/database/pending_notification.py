@@ -10,8 +10,6 @@ from ... import clock
 from ...process.points import reached
 from ..shared.waiting import Waiter, Waiters, poll_at
 
-__all__ = ["NotifiedWaiters", "PendingNotification"]
-
 MOST_KEPT = 2
 """Notifications that are kept for one waiter; a stranger may send any number."""
 

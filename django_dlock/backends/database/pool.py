@@ -15,8 +15,6 @@ from ..shared.pool import ConnectionPool, Verdict
 from .connection import Connection, Failure, connect_failure
 from .deadlines import deadlines
 
-__all__ = ["Pool", "Urgency"]
-
 T = TypeVar("T")
 
 Urgency = Literal["ordinary", "end", "renew"]

@@ -11,8 +11,6 @@ from .prepared import Prepared
 from .rows import COLUMNS, MAC, TICKET_TTL, Message, Row, micro
 from .statements import HIGHEST, LEASES, PROCESSES, Dialect, Executor, Found, Released
 
-__all__ = ["PostgreSQL"]
-
 NOW = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
 # Neither part waits for a row that another transaction has locked.
 BEAT = f"""

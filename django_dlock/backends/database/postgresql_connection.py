@@ -23,8 +23,6 @@ from .connection import Connection, Failure
 from .prepared import Prepared
 from .socket_handle import handle_of
 
-__all__ = ["PostgreSQLConnection"]
-
 BY_INDEX = "SET LOCAL enable_seqscan = off; "
 
 

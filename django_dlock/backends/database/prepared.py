@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Prepared"]
-
 
 class Prepared:
     """A statement that a session prepares.

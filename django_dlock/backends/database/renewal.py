@@ -14,8 +14,6 @@ from .rows import Message, Row, micro
 from .store import Store
 from .table import LeaseTable
 
-__all__ = ["Renewals"]
-
 BEAT_EVERY = 4.0
 """Seconds; a renewal sooner than this after the last heartbeat writes no new heartbeat."""
 PAUSES = (0.005, 0.01, 0.02, 0.04)

@@ -25,19 +25,6 @@ from .. import handover_mac
 from ..holder_state import process_from_json
 from . import memory
 
-__all__ = [
-    "COLUMNS",
-    "MAC",
-    "MEMORY",
-    "TICKET_TTL",
-    "Message",
-    "Row",
-    "Ticket",
-    "WaitInfo",
-    "is_dead",
-    "micro",
-]
-
 SECOND = 1_000_000
 TICKET_TTL = 20.0
 """How long a waiter keeps its position after it last asked. It may be a quarter less, because not

@@ -22,8 +22,6 @@ from .listen_connection import ListeningConnection
 from .postgresql import PostgreSQL
 from .statements import PROCESSES
 
-__all__ = ["SessionProof"]
-
 GRACE = 6.0
 """Seconds for which a session must be gone, without a sign of its process. Longer than the
 interval of heartbeats, because a network may cut the session of a living process."""

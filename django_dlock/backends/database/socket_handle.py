@@ -10,8 +10,6 @@ from typing import Any
 from ...log import logger
 from ..shared.keepalive import keep_alive
 
-__all__ = ["SocketHandle", "handle_of"]
-
 
 class SocketHandle:
     """A descriptor of our own for the socket of a connection, made in the thread that connected.

@@ -11,8 +11,6 @@ from typing import Any
 from .connection import Connection, Failure
 from .statements import LEASES, PROCESSES, Dialect, Executor
 
-__all__ = ["SQLite", "create_tables", "open_database", "sole_writer"]
-
 FORMAT = 1
 """The version of the schema; rises with every change of it."""
 OLDEST = (3, 35, 0)

@@ -23,8 +23,6 @@ from .memory import LONG, is_awaited
 from .prepared import Prepared
 from .rows import COLUMNS, MEMORY, Message, Row
 
-__all__ = ["HIGHEST", "LEASES", "PROCESSES", "Dialect", "Executor", "Found", "Released"]
-
 LEASES, PROCESSES = "django_dlock_leaserecord", "django_dlock_processrecord"
 """Tables of ``models.LeaseRecord`` and ``models.ProcessRecord``."""
 

@@ -26,8 +26,6 @@ from .sqlite import SQLite
 from .statements import Dialect
 from .wakeup import Wakeup
 
-__all__ = ["Calls", "Store", "database_alias"]
-
 T = TypeVar("T")
 
 DIALECTS: dict[str, type[Dialect]] = {

@@ -20,8 +20,6 @@ from .pool import Urgency
 from .rows import Message, Row
 from .store import Store
 
-__all__ = ["Change", "LeaseTable"]
-
 T = TypeVar("T")
 Change = Callable[[Row, int], tuple[T, list[Message]]]
 """Changes a row at the database's time; returns the answer and the messages for waiters."""

@@ -9,8 +9,6 @@ from ... import clock
 from ...lease import Contention, Lease, LeaseRequest
 from .rows import TICKET_TTL, WaitInfo
 
-__all__ = ["handed_over", "patience", "pause"]
-
 SHORTEST_PAUSE = 0.005
 """Seconds before a waiter that gets no notification asks again."""
 

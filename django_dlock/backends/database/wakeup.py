@@ -18,8 +18,6 @@ from .listener import Listener
 from .pending_notification import NotifiedWaiters, PendingNotification
 from .sessions import SessionProof
 
-__all__ = ["Wakeup"]
-
 
 class Wakeup:
     """Wakes all waiters of this process for one database.

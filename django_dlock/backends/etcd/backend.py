@@ -62,8 +62,6 @@ from .renewal import renew_once
 from .store import PER_TRANSACTION, Store
 from .watch import Watch
 
-__all__ = ["EtcdBackend"]
-
 NEVER_ENDS = 10.0
 """Seconds after which a waiter asks again where another program has written the key."""
 MOST_CONTENDED = 1000

@@ -32,8 +32,6 @@ from ..shared.pool import MOST_IDLE, IdleConnections
 from .config import EtcdOptions, Member, members, tls_context
 from .entries import Json, prefix_of
 
-__all__ = ["Client", "Denied", "NotFound", "RevisionGone", "Stream"]
-
 FAILURES = (HTTPError, HTTPException, OSError)
 """Errors of the network, or of the client, instead of an answer."""
 

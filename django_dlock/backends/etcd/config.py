@@ -13,8 +13,6 @@ from ...exceptions import InvalidLockBackend
 from ..base import AliasOptions, BackendOptions, Fact, Problem
 from ..shared.options import option, or_none, text
 
-__all__ = ["EtcdOptions", "Member", "denied", "facts", "members", "tls_context", "warnings"]
-
 DEFAULT_PORT = 2379
 
 

@@ -22,25 +22,6 @@ from ...lease_info import KINDS
 from ...process import ProcessIdentity
 from ..holder_state import json_object, names_of, process_from_json
 
-__all__ = [
-    "Entry",
-    "Json",
-    "after",
-    "delete_if_owned",
-    "deleted_of",
-    "encoded",
-    "entries_of",
-    "now_of",
-    "prefix_of",
-    "put",
-    "put_if_free",
-    "put_if_unchanged",
-    "range_after",
-    "read",
-    "read_all",
-    "value_of",
-]
-
 Json: TypeAlias = dict[str, Any]
 
 FORMAT = "1"

@@ -19,8 +19,6 @@ from .client import RevisionGone
 from .entries import Entry, Json, after, encoded, entries_of, now_of, range_after, read
 from .store import PER_TRANSACTION, Store
 
-__all__ = ["EtcdListing"]
-
 KEYS_PER_READ = 500
 
 TARGETS = {"name": ("KEY", "ASCEND"), "token": ("CREATE", "ASCEND"), "age": ("CREATE", "DESCEND")}

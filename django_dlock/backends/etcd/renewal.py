@@ -12,8 +12,6 @@ from ...lease import Renewal, RenewalResult
 from .entries import Entry, Json, entries_of, put_if_unchanged, read, value_of
 from .store import Granted, Store, whole
 
-__all__ = ["renew_once"]
-
 BYTES_PER_TRANSACTION = 500_000
 """Of values; etcd takes requests of 1.5 MiB unless it is told otherwise."""
 

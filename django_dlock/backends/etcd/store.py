@@ -11,8 +11,6 @@ from ...exceptions import BackendUnavailable
 from .client import Client
 from .entries import Entry, Json, encoded, now_of
 
-__all__ = ["PER_TRANSACTION", "Granted", "Store", "whole"]
-
 PER_TRANSACTION = 100
 """Leases in one transaction; etcd takes 128 operations unless it is told otherwise."""
 

@@ -28,8 +28,6 @@ from ..shared.waiting import CHECK_EVERY, POLL_INTERVAL, Waiter, Waiters, poll_a
 from .client import Client, Stream
 from .entries import Json, encoded, range_after
 
-__all__ = ["Watch"]
-
 SILENCE = 5.0
 """Seconds without a line after which a watch is replaced."""
 RETRY = 0.1, 5.0

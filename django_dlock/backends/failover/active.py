@@ -19,8 +19,6 @@ from .rules import View, view_of
 from .terms import Leases, Term, store_for
 from .trial import UNDECIDED, BeingTried, refusal_of, try_patiently
 
-__all__ = ["ActiveStore"]
-
 SWITCH_PATIENCE = 5
 """A switch, or reading the record for one, may take this many times the command timeout."""
 FEW_EPOCHS = LAST_EPOCH // 10

@@ -36,8 +36,6 @@ from .rules import View
 from .terms import StoreCall, Term
 from .trial import check_token
 
-__all__ = ["FailoverBackend"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

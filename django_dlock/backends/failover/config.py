@@ -10,8 +10,6 @@ from ..base import AliasOptions, BackendOptions, Problem
 from ..shared.databases import vendor_or_problem
 from ..shared.options import Kind, duration, longest_ttl, option, or_none, text
 
-__all__ = ["FailoverOptions"]
-
 
 def _view_ttl(alias: Any) -> Kind[float]:
     # A view is read again after a third of its time, and each read may take one command.

@@ -14,8 +14,6 @@ from ... import clock
 from .config import FailoverOptions
 from .record import Reading
 
-__all__ = ["Health", "in_a_row_after", "pause_before"]
-
 NOTED_AGAIN = 1 / 4
 """The fraction of ``failover_after`` after which it is noted again that the store grants."""
 LOOKED_BACK = 1 / 8

@@ -17,8 +17,6 @@ from .config import FailoverOptions
 from .record import LAST_EPOCH, Reading
 from .terms import Leases, StoreCall, Term
 
-__all__ = ["OperatorCalls"]
-
 SHOWN_FOR = 86400.0
 """Seconds for which a switch back to the primary is shown; one to the standby stays."""
 

@@ -20,8 +20,6 @@ from ..database.connection import wrapper_of
 from ..database.deadlines import deadlines
 from ..database.socket_handle import SocketHandle, handle_of
 
-__all__ = ["OwnConnection", "on_own_connection"]
-
 CONNECT_TIMEOUT = 2.0
 
 

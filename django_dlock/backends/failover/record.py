@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from ...models import FailoverRecord
 
-__all__ = ["LAST_EPOCH", "NoEpochLeft", "Reading", "Record", "SwitchRefused"]
-
 SECOND = 1_000_000
 """Microseconds; times in the row are whole microseconds since 1970."""
 LAST_EPOCH = 2047

@@ -20,8 +20,6 @@ from ...process.points import reached
 from .own_connection import OwnConnection
 from .rules import View
 
-__all__ = ["ViewRefresher"]
-
 IDLE = 60.0
 """Seconds without use after which the thread ends."""
 PAUSE_AFTER_FAILURE = 0.1

@@ -9,8 +9,6 @@ from ...lease import Renewal, RenewalResult
 from ..base import PendingRenewal, RenewalResults
 from .terms import Leases
 
-__all__ = ["TermRenewal"]
-
 UNANSWERED = RenewalResult("unanswered")
 
 

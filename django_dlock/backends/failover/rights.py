@@ -16,8 +16,6 @@ from .config import FailoverOptions
 from .record import LAST_EPOCH, Reading
 from .trial import PROBE
 
-__all__ = ["problems"]
-
 
 def problems(
     alias: str, active: ActiveStore, own: FailoverOptions, reading: Reading

@@ -21,8 +21,6 @@ from typing import NamedTuple
 from ... import clock
 from .record import Reading
 
-__all__ = ["View", "quiet_after", "view_of"]
-
 
 class View(NamedTuple):
     """What a process knows about the active store; all times are on ``clock.now()``.

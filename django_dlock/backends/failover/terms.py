@@ -17,8 +17,6 @@ from ... import clock
 from ..base import BaseLockBackend
 from .rules import View
 
-__all__ = ["TOKEN_BITS", "Leases", "StoreCall", "Term", "store_for"]
-
 T = TypeVar("T")
 
 TOKEN_BITS = 52

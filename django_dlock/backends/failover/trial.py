@@ -16,8 +16,6 @@ from ...lease import Contention, LeaseRequest, Renewal
 from ..base import BaseLockBackend
 from .terms import TOKEN_BITS
 
-__all__ = ["PROBE", "UNDECIDED", "check_token", "refusal_of", "try_patiently"]
-
 PROBE = "django_dlock:probe"
 """The name that is acquired; nobody waits for it."""
 LONGEST = 3.0

@@ -48,8 +48,6 @@ from .questions import ServerQuestions
 from .sentinels import Sentinels
 from .waiters import read_waiters
 
-__all__ = ["RedisBackend"]
-
 R = TypeVar("R")
 T = TypeVar("T")
 

@@ -20,20 +20,6 @@ from .keys import Keys
 from .lua_source import Script
 from .scripts import OUTCOMES
 
-__all__ = [
-    "EXACTLY",
-    "LATE_BY",
-    "Ask",
-    "Command",
-    "Commands",
-    "HandoverMessage",
-    "Ticket",
-    "as_it_is",
-    "pack",
-    "read_message",
-    "text",
-]
-
 LATE_BY = 120.0
 """A copy of a request may be late by its TTL plus these seconds; it is granted nothing."""
 LONGEST_MESSAGE = 1000

@@ -15,17 +15,6 @@ from ...text.redaction import redacted
 from ..base import AliasOptions, BackendOptions, Problem
 from ..shared.options import addresses, arguments, both, option, or_none, text, whole
 
-__all__ = [
-    "NO_HOST",
-    "REDIS_CACHES",
-    "RedisOptions",
-    "cache_entry",
-    "is_redis_cache",
-    "replica_problems",
-    "store_problems",
-    "wrong_url",
-]
-
 REDIS_CACHES = ("django.core.cache.backends.redis.RedisCache", "django_redis.cache.RedisCache")
 
 SCHEMES = ("redis://", "rediss://", "unix://")

@@ -25,18 +25,6 @@ from .commands import Command
 from .polling import Spin, poller
 from .route import Route
 
-__all__ = [
-    "FAILURES",
-    "Connection",
-    "ConnectionBroken",
-    "ErrorReply",
-    "NotConfirmed",
-    "NotDelivered",
-    "is_broken_handshake",
-    "is_refusal",
-    "parse_reply",
-]
-
 FAILURES = (errors.RedisError, OSError)
 """Errors that the server, the network or the client raises instead of a reply."""
 

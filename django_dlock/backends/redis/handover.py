@@ -44,8 +44,6 @@ from .connection import Connection, ConnectionBroken, ErrorReply
 from .keys import Keys
 from .pool import Pool
 
-__all__ = ["REFUSED", "HandoverListener"]
-
 REFUSED = frozenset({"ERR", "NOPERM"})
 """Errors of a server that does not know a command, or whose user may not use it."""
 SHORTEST_WAIT = 0.05

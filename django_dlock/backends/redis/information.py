@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from ..base import Fact, Problem
 
-__all__ = ["RESTART", "facts_of", "no_confirmation", "online_replicas", "parsed"]
-
 SHARE = 0.9
 """The fraction of a limit beyond which the limit counts as nearly reached."""
 RESTART = "Set appendonly yes, so that a restart does not free locks whose holders are running."

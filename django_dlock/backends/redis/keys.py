@@ -26,8 +26,6 @@ from __future__ import annotations
 
 from ...process import current
 
-__all__ = ["CHANNELS", "FORMAT", "LOCKS", "Keys"]
-
 FORMAT = 2
 """Incremented with every change that scripts of an earlier version would misread."""
 

@@ -25,8 +25,6 @@ from .processes import read_processes
 from .rows import ALL_FACTS, FACTS, Reader, Row
 from .scripts import CLEAN_INDEX, LIST_LEASES, LIST_NAMES
 
-__all__ = ["RedisListing"]
-
 NAMES_PER_CALL = 1000
 ROWS_PER_CALL = 500
 

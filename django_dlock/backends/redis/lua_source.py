@@ -21,8 +21,6 @@ from ...lease import SEARCHED
 from ..holder_state import LONGEST
 from .keys import CHANNELS, LOCKS
 
-__all__ = ["CONSTANTS", "EXACT", "LUA", "MEMORY_MS", "WRONG_TYPE", "Script", "code"]
-
 LUA = Path(__file__).parent / "lua"
 
 MEMORY_MS = 60_000

@@ -19,8 +19,6 @@ from ..base import AliasOptions
 from .config import RedisOptions
 from .route import Route, Service
 
-__all__ = ["connection_maker"]
-
 _UNUSABLE = (ImportError, LookupError, NotImplementedError, TypeError, ValueError)
 """Errors that Django, a cache or redis-py raises for settings that it cannot use."""
 

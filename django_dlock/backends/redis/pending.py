@@ -15,8 +15,6 @@ from .commands import Command
 from .connection import FAILURES, Connection, ConnectionBroken, ErrorReply
 from .pool import Pool
 
-__all__ = ["PendingReply"]
-
 
 class PendingReply:
     """A ``PendingRenewal`` on a connection of the pool. Never waits longer than it is told to.

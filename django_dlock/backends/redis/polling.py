@@ -14,8 +14,6 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-__all__ = ["Spin", "poller"]
-
 NEAR = 0.0001
 """Seconds. Replies are polled for only if round trips take less than this on average."""
 GIVE_UP = 2 * NEAR

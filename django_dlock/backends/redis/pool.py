@@ -26,8 +26,6 @@ from .connection import (
 from .polling import Spin
 from .route import Route
 
-__all__ = ["ORDINARY", "URGENT", "Pool"]
-
 T = TypeVar("T")
 
 ORDINARY, URGENT = 0, 1

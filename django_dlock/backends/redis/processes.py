@@ -18,8 +18,6 @@ from .commands import EXACTLY, Ask, Command, Ticket
 from .keys import Keys
 from .scripts import READ_PROCESSES
 
-__all__ = ["Holders", "StoredProcess", "read_processes"]
-
 MOST_HOLDERS = 1000
 """Identities that are remembered; beyond that, all are forgotten."""
 UNKNOWN_FOR = 5.0

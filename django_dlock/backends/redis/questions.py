@@ -16,8 +16,6 @@ from .handover import REFUSED, HandoverListener
 from .pool import Pool
 from .processes import read_processes
 
-__all__ = ["ServerQuestions"]
-
 
 class ServerQuestions(BaseLockBackend):
     """The part of the backend that asks the server, and not about locks."""

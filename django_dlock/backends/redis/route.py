@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 
 from redis import ConnectionPool
 
-__all__ = ["Address", "Route", "Service"]
-
 Address: TypeAlias = tuple[str, int]
 
 

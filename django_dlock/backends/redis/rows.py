@@ -17,8 +17,6 @@ from .commands import EXACTLY
 from .lua_source import EXACT, WRONG_TYPE
 from .processes import StoredProcess
 
-__all__ = ["ALL_FACTS", "FACTS", "Reader", "Row"]
-
 FACTS: dict[str, tuple[str, ...]] = {
     "name": (),
     "alias": (),

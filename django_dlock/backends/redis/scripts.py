@@ -26,23 +26,6 @@ from __future__ import annotations
 
 from .lua_source import LUA, Script, code
 
-__all__ = [
-    "ACQUIRE",
-    "ASK_AGAIN",
-    "BREAK",
-    "CANCEL_ACQUIRE",
-    "CLEAN_INDEX",
-    "DEREGISTER",
-    "LIST_LEASES",
-    "LIST_NAMES",
-    "LIST_WAITERS",
-    "LOCKED",
-    "OUTCOMES",
-    "READ_PROCESSES",
-    "RELEASE",
-    "RENEW",
-]
-
 
 def _script(command: str) -> Script:
     return Script(code(LUA / f"{command}.lua"))

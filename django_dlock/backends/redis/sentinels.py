@@ -35,8 +35,6 @@ from .connection import FAILURES, Connection, ErrorReply
 from .pool import URGENT, Pool
 from .route import Address, Route, Service
 
-__all__ = ["Sentinels"]
-
 PATIENCE = 0.25
 """The part of a call's time for which Sentinels that have not answered are waited for, once one of
 them has."""

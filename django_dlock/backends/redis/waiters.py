@@ -14,8 +14,6 @@ from .keys import Keys
 from .processes import StoredProcess, read_processes
 from .scripts import LIST_WAITERS
 
-__all__ = ["read_waiters"]
-
 
 def read_waiters(alias: str, keys: Keys, ask: Ask, name: str, limit: int) -> list[Waiter]:
     """The first ``limit`` waiters for a name."""

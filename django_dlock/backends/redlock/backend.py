@@ -62,8 +62,6 @@ from .scripts import KEPT_OUT, RAISE_TOKEN, WITHDRAW
 from .tries import Tries
 from .votes import Votes
 
-__all__ = ["RedlockBackend"]
-
 Build = Callable[[Link], Command[Any]]
 
 

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-__all__ = ["PENDING", "Answers", "Broadcast", "Decided"]
-
 
 class _Pending:
     def __repr__(self) -> str:

@@ -11,8 +11,6 @@ from ..base import AliasOptions, BackendOptions, Problem
 from ..redis.config import NO_HOST, wrong_url
 from ..shared.options import arguments, fraction, longest_ttl, option, or_none
 
-__all__ = ["RedlockOptions", "address"]
-
 FEWEST = 3
 PORT = 6379
 

@@ -20,8 +20,6 @@ from ... import clock
 from ...log import logger
 from .node import Job, Node
 
-__all__ = ["Exchange"]
-
 T = TypeVar("T")
 
 IDLE = 60.0

@@ -18,8 +18,6 @@ from ..redis.route import Route
 from .scripts import ACQUIRE_AGAIN, GUARDED
 from .tries import late_ms
 
-__all__ = ["Link", "connect"]
-
 RECEIVED_AT_ONCE = 65536
 
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)

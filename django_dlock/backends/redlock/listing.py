@@ -20,8 +20,6 @@ from ..redis.listing import RedisListing
 from .broadcast import PENDING, Answers, Broadcast, Decided
 from .votes import Votes
 
-__all__ = ["ask_all", "page"]
-
 GRACE = 0.1
 """Seconds that a page waits, at least, for nodes after the quorum."""
 

@@ -19,8 +19,6 @@ from ..redis.commands import Command
 from ..redis.connection import ConnectionBroken, ErrorReply
 from .link import Link
 
-__all__ = ["Job", "Node"]
-
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.3
 """Seconds between two attempts to connect; in between, commands fail at once."""
 BREAKS = 3

@@ -17,8 +17,6 @@ from pathlib import Path
 from ..redis.lua_source import CONSTANTS, Script, code
 from ..redis.scripts import ACQUIRE, LIST_LEASES, LIST_NAMES, LOCKED
 
-__all__ = ["ACQUIRE_AGAIN", "GUARDED", "KEPT_OUT", "RAISE_TOKEN", "WITHDRAW"]
-
 KEPT_OUT = "KEPTOUT"
 """The error code of a node that is kept out."""
 

@@ -10,8 +10,6 @@ from ..base import AliasOptions, Fact, Problem
 from ..redis import RedisBackend
 from ..redis.information import RESTART
 
-__all__ = ["facts", "problems"]
-
 Servers = Iterable[tuple[str, AliasOptions]]
 """Their addresses, and how to connect to each."""
 

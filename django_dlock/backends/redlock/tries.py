@@ -11,8 +11,6 @@ import math
 from ... import clock
 from ..redis.commands import LATE_BY
 
-__all__ = ["Tries", "late_ms"]
-
 OWNERS_KEPT = 1000
 """Owners are remembered up to this number; then those are dropped for whom nothing can be late."""
 

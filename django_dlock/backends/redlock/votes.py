@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from ...lease import Contention, Lease, LeaseInfo, Outcome, RenewalResult, Waiter
 from .broadcast import PENDING
 
-__all__ = ["Votes"]
-
 _LOSSES: tuple[Outcome, ...] = ("broken", "released", "expired", "refused", "unknown")
 """How a lease ended; the most informative answer comes first."""
 

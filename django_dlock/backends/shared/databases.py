@@ -8,8 +8,6 @@ from django.db.utils import load_backend
 from ...text.redaction import redacted
 from .options import Problem
 
-__all__ = ["VENDORS", "vendor_of", "vendor_or_problem"]
-
 VENDORS = ("mysql", "postgresql", "sqlite")
 """The kinds of databases that backends can use."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 
-__all__ = ["keep_alive"]
-
 IDLE, INTERVAL, PROBES = 30, 10, 3
 """Seconds of silence before the system probes the other end, and between probes; and how many
 probes may stay unanswered. Firewalls and NATs forget a connection after some minutes."""

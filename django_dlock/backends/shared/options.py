@@ -17,31 +17,6 @@ from ... import clock
 from ...text.names import plain
 from ...text.redaction import redacted, redacted_of
 
-__all__ = [
-    "Kind",
-    "Option",
-    "Problem",
-    "addresses",
-    "arguments",
-    "both",
-    "choice",
-    "dictionary",
-    "duration",
-    "fraction",
-    "joined",
-    "longest_ttl",
-    "option",
-    "options_of",
-    "or_none",
-    "read_options",
-    "seconds",
-    "switch",
-    "text",
-    "texts",
-    "unknown_keys",
-    "whole",
-]
-
 T = TypeVar("T")
 
 MOST = 2**16 - 1

@@ -24,8 +24,6 @@ from ...exceptions import BackendUnavailable, ConnectionsBusy
 from ..connector import Connector
 from ..slots import Slot, Slots
 
-__all__ = ["MOST_IDLE", "ConnectionPool", "IdleConnections", "NoSlot", "Pooled", "Verdict"]
-
 T = TypeVar("T")
 
 MOST_IDLE = 60.0

@@ -29,8 +29,6 @@ from typing import Generic, TypeVar
 from ... import clock
 from ...process.points import reached
 
-__all__ = ["POLL_INTERVAL", "LoopEvent", "ThreadEvent", "Waiter", "Waiters", "poll_at"]
-
 POLL_INTERVAL = 0.1, 0.5
 """Shortest and longest time, in seconds, before a waiter that nothing would wake asks again."""
 FIRST_CHECK, CHECK_EVERY = 0.05, 0.5

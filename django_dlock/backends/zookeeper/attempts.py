@@ -17,8 +17,6 @@ from ...lease import Lease, LeaseRequest, Outcome, Renewal, RenewalResult
 from .nodes import LockNode
 from .session import Session
 
-__all__ = ["Attempt", "Attempts"]
-
 MEMORY = 60.0
 """Seconds in addition to the TTL for which ends and cancelled requests are remembered."""
 IDLE = 60.0

@@ -46,8 +46,6 @@ from .nodes import LockNode, content, contents, node_of, other_nodes, path_of, q
 from .session import Session
 from .watches import Watches
 
-__all__ = ["ZooKeeperBackend"]
-
 
 class ZooKeeperBackend(BaseLockBackend):
     """One session per process, which shows that it lives; see the module."""

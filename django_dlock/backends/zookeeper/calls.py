@@ -30,8 +30,6 @@ from ...exceptions import BackendRefused, BackendUnavailable
 from ..alias import AliasOptions
 from .session import NoAnswer, Session
 
-__all__ = ["SessionCalls"]
-
 T = TypeVar("T")
 
 PAUSE = 0.02

@@ -11,8 +11,6 @@ from ...text.redaction import SecretText, redacted
 from ..base import AliasOptions, BackendOptions, Problem
 from ..shared.options import arguments, duration, option, or_none, text
 
-__all__ = ["ZooKeeperOptions", "client_arguments", "root_of"]
-
 OWN_ARGUMENTS = ("hosts", "timeout", "client_id", "handler", "logger", "read_only")
 """Arguments of ``KazooClient`` that this backend sets itself."""
 LONGEST_SESSION = (2**31 - 1) / 1000

@@ -21,8 +21,6 @@ from .calls import SessionCalls
 from .nodes import LockNode, contents, digest_of, lock_node, queue
 from .session import Session
 
-__all__ = ["ZooKeeperListing"]
-
 T = TypeVar("T")
 
 UNDER_WAY = 100

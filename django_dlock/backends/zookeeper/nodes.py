@@ -14,20 +14,6 @@ from ...process import ProcessIdentity, current
 from ..holder_state import names_of, process_from_json, stored_object
 from .session import Session
 
-__all__ = [
-    "Facts",
-    "LockNode",
-    "content",
-    "contents",
-    "digest_of",
-    "lock_node",
-    "node_of",
-    "other_nodes",
-    "path_of",
-    "queue",
-    "still_there",
-]
-
 BUCKETS = 256
 """Directories of nodes, so that a list of nodes is short."""
 

@@ -31,8 +31,6 @@ from ..alias import AliasOptions
 from ..shared.keepalive import keep_alive
 from .config import client_arguments, root_of
 
-__all__ = ["NoAnswer", "Session"]
-
 VALID = 0.5
 """The part of the session's timeout for which a lease is good. The leading server's last sign
 of this process may be up to a third of the timeout, and half a tick, older than the last answer:

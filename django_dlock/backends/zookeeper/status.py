@@ -7,8 +7,6 @@ import re
 from ..base import AliasOptions, Fact, Problem
 from .config import ZooKeeperOptions
 
-__all__ = ["COMMAND", "facts", "problems"]
-
 COMMAND = b"srvr"
 """The one command of this kind that a server permits unless it is told otherwise."""
 

@@ -10,8 +10,6 @@ from ..shared.waiting import Waiter, Waiters
 from .nodes import LockNode
 from .session import Session
 
-__all__ = ["Watches"]
-
 
 class _Waiter(Waiter):
     __slots__ = ("node",)

@@ -16,8 +16,6 @@ from celery.utils.functional import maybe_list
 
 from ...log import logger
 
-__all__ = ["child_id", "name_callbacks", "name_errbacks", "named", "named_replacement"]
-
 _NAMESPACE = uuid.UUID("6e2f0ef5-6a3c-4b0f-9d0c-7d1f6c3c7a51")
 
 

@@ -13,8 +13,6 @@ from celery.app.task import Context
 
 from ...log import logger
 
-__all__ = ["ChordClaimed", "counted_result", "obstacle"]
-
 DONE = (b"done", "done")
 
 

@@ -9,8 +9,6 @@ from celery import states
 from ..options import TaskWithOptions
 from .callbacks import child_id
 
-__all__ = ["is_item", "run"]
-
 BY = ("celery.map", "celery.starmap")
 
 

@@ -24,8 +24,6 @@ from ..publishing.header import RequeueHeader, drop_malformed
 from . import greenlets
 from .interrupt import BodyRunner, LeaseAborted
 
-__all__ = ["RUN", "BodyInterrupted", "DeliveryContext", "Run"]
-
 RUN = "dlock_run"
 """Where the run of a body is kept in the attributes of its request, while it runs."""
 

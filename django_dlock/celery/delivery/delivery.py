@@ -30,8 +30,6 @@ from .recorded_outcome import RunOutcome
 from .recorded_run import RecordedRun
 from .repair import in_transaction, repair
 
-__all__ = ["Delivery"]
-
 _UNCHANGEABLE = frozenset({bool, bytes, float, int, str, type(None)})
 
 

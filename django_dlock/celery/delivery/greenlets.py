@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-__all__ = ["Greenlet", "current", "is_end"]
-
 
 @dataclass(frozen=True, slots=True)
 class Greenlet:

@@ -35,8 +35,6 @@ from ...lock import Lock
 from ...log import logger
 from . import greenlets, uninterrupted
 
-__all__ = ["BodyRunner", "LeaseAborted"]
-
 T = TypeVar("T")
 
 uninterrupted.protect()

@@ -33,18 +33,6 @@ from ..publishing.broker import visibility_timeout
 from ..publishing.requeue import Requeue
 from .context import DeliveryContext
 
-__all__ = [
-    "DeliveryRefused",
-    "Guard",
-    "acquire",
-    "apply_if_contended",
-    "apply_if_unavailable",
-    "contention_timeout",
-    "lock_of",
-    "making_keys",
-    "was_outage",
-]
-
 KILL_GRACE = 1.0
 """Seconds by which a lease outlives the hard time limit. If the lease ended first, a task that the
 worker is about to kill would be requeued."""

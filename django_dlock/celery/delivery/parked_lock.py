@@ -33,8 +33,6 @@ from ..times import seconds_until
 from .context import DeliveryContext
 from .locking import DeliveryLock, Guard
 
-__all__ = ["GRACE", "header_of_body", "on_task_revoked", "park"]
-
 GRACE = LONGEST_DELAY
 """Seconds for which a lease stays parked after the countdown, or the lock's TTL if that is longer:
 the retry may wait in its queue, and be requeued once."""

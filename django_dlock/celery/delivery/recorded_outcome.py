@@ -29,19 +29,6 @@ from . import locking
 from .context import DeliveryContext
 from .locking import Guard
 
-__all__ = [
-    "RunOutcome",
-    "UnknownAlias",
-    "claim_request",
-    "failure_of_copy",
-    "find_finished",
-    "follow_ups_of",
-    "holds",
-    "log_copy",
-    "outcome_of_duplicate",
-    "requeue_unless_own",
-]
-
 
 class UnknownAlias(LockError):
     """The record names a lock whose alias was removed or renamed."""

@@ -49,9 +49,6 @@ from .recorded_outcome import (
 )
 from .repair import UsedConnection, in_transaction, repair
 
-__all__ = ["RecordedRun"]
-
-
 EXITS_BY_SIGNAL = range(1 - 256, signal.NSIG - 256)
 """What billiard's children exit with when a signal ends them. Other negative codes are the body's
 own, such as that of ``sys.exit(-1)``."""

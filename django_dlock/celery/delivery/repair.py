@@ -10,8 +10,6 @@ from ...databases import errors as database_errors
 from ...log import logger
 from .interrupt import LeaseAborted
 
-__all__ = ["UsedConnection", "in_transaction", "repair"]
-
 
 def in_transaction() -> frozenset[str]:
     """The aliases of this thread's connections that are in a transaction."""

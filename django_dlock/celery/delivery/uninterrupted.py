@@ -26,8 +26,6 @@ from celery import Celery, canvas
 
 from ...log import logger
 
-__all__ = ["CALLS", "Runner", "begin", "call", "end", "protect"]
-
 T = TypeVar("T")
 
 ASKS = (

@@ -11,19 +11,6 @@ from kombu import Connection, pools
 from kombu.exceptions import OperationalError
 from kombu.transport import resolve_transport, virtual
 
-__all__ = [
-    "CONSUMER_TIMEOUT",
-    "OUTAGES",
-    "VISIBILITY_TIMEOUTS",
-    "confirming",
-    "forgets_what_it_delivers",
-    "is_outage",
-    "read_transport",
-    "unacknowledged_for",
-    "visibility_timeout",
-    "write_connection",
-]
-
 OUTAGES = (OperationalError, OSError)
 """Errors of publishing that are due to the broker; kombu's transport of the broker adds its own."""
 

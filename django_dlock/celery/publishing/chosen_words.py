@@ -12,8 +12,6 @@ from typing import Any
 from celery.app.task import Context
 from celery.utils.saferepr import saferepr
 
-__all__ = ["WORDS", "chosen_words"]
-
 WORDS = ("argsrepr", "kwargsrepr")
 MAX_WORDS = 1024
 """Characters of what Celery writes itself."""

@@ -14,8 +14,6 @@ from celery.utils.functional import maybe_list
 from ...log import logger
 from .header import HEADER
 
-__all__ = ["is_marked", "mark", "mark_what_follows"]
-
 
 def mark(found: Any) -> None:
     """Mark a signature, or its form in a message, in place; with all tasks of a canvas."""

@@ -26,18 +26,6 @@ from kombu.transport.native_delayed_delivery import (
     level_name,
 )
 
-__all__ = [
-    "CannotRequeue",
-    "NoOwnExchange",
-    "consumer",
-    "content_type_of",
-    "delayed_by_broker",
-    "details_of",
-    "on_worker_ready",
-    "route",
-    "route_through_exchange",
-]
-
 QUEUE, CONTENT_TYPE = "dlock_queue", "dlock_content_type"
 """Keys of ``delivery_info`` with which the parent passes details of a message to a pool's child."""
 

@@ -39,17 +39,6 @@ from .broker import confirming, is_outage
 from .copies import mark
 from .header import carried, scope_of, without_ours
 
-__all__ = [
-    "MAX_MESSAGE",
-    "FollowUps",
-    "Unpublished",
-    "of_current_body",
-    "pending",
-    "publish",
-    "publish_all",
-    "publish_chosen",
-]
-
 MAX_MESSAGE = 256 * 1024
 """Characters of a recorded message; put more data into a table or file of your own."""
 

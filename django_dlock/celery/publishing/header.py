@@ -16,19 +16,6 @@ from ... import tenancy
 from ...log import logger
 from ...text.names import REFUSED
 
-__all__ = [
-    "HEADER",
-    "LATEST",
-    "RequeueHeader",
-    "carried",
-    "described",
-    "drop_malformed",
-    "headers_of",
-    "malformed",
-    "scope_of",
-    "without_ours",
-]
-
 HEADER = "django_dlock"
 """The name of the header."""
 

@@ -12,8 +12,6 @@ from kombu.utils import json
 from ...models import IdempotencyRecord
 from .broker import VISIBILITY_TIMEOUTS, forgets_what_it_delivers, read_transport
 
-__all__ = ["Redelivery", "redelivery_of"]
-
 AMQP = ("amqp", "amqps", "pyamqp", "librabbitmq")
 
 

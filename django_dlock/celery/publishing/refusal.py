@@ -11,8 +11,6 @@ from typing import Any
 from amqp import AccessRefused
 from celery.exceptions import Reject
 
-__all__ = ["MISSING", "GivenBack", "is_refusal"]
-
 MISSING = (
     "Grant its user the right to write to the default exchange, which RabbitMQ's permissions call "
     "amq.default"

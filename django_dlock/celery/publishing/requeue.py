@@ -35,8 +35,6 @@ from .destination import CannotRequeue, NoOwnExchange
 from .header import HEADER, LATEST, RequeueHeader, described, headers_of, malformed
 from .refusal import MISSING, GivenBack, is_refusal
 
-__all__ = ["Republished", "Requeue", "give_back", "requeue"]
-
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 60.0
 REJECT_PAUSE = 1.0

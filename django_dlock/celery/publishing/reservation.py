@@ -27,8 +27,6 @@ from ..options import TaskOptions, TaskWithOptions, UniqueOptions
 from .header import RequeueHeader
 from .requeue import Republished
 
-__all__ = ["MessageReservation", "Reservation", "on_task_failure", "on_task_over", "pending_task"]
-
 UNCONFIRMED = 30.0
 """Seconds that a reservation lives until its message is at the broker."""
 

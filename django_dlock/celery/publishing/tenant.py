@@ -14,8 +14,6 @@ from typing import Any
 from ... import tenancy
 from .header import HEADER, scope_of
 
-__all__ = ["begin", "carry", "end"]
-
 _KEY = "dlock_scope"
 """In the facts of a request: what ends the scope of its message."""
 

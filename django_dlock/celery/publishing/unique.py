@@ -32,8 +32,6 @@ from .copies import is_marked
 from .header import HEADER, RequeueHeader, without_ours
 from .reservation import Reservation, pending_task
 
-__all__ = ["POSITIONAL", "publish", "send_safely"]
-
 POSITIONAL = ("args", "kwargs", "task_id", "producer", "link", "link_error", "shadow")
 """Arguments of ``apply_async`` that may be positional."""
 

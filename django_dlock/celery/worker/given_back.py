@@ -12,8 +12,6 @@ from typing import Any
 
 from ..publishing.refusal import GivenBack
 
-__all__ = ["header_of", "later"]
-
 MOST = 10_000
 """Messages whose headers are remembered; a forgotten one begins its back-off anew."""
 

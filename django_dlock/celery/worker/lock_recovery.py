@@ -26,8 +26,6 @@ from ...operators import inspection
 from .. import owners, results
 from ..options import TaskWithOptions
 
-__all__ = ["Recovery", "Suspect"]
-
 START = 0.2
 """Seconds that a recovery waits at most for ``go``."""
 POLL_INTERVAL = 0.02

@@ -25,8 +25,6 @@ from ..times import TIME_LIMIT
 from . import given_back, lost_children
 from .lock_recovery import Suspect
 
-__all__ = ["LockedRequest"]
-
 LARGEST_PID = 2**22
 """The largest pid on Linux; a pool of greenlets reports larger numbers instead of pids."""
 

@@ -18,8 +18,6 @@ from ...core import dispatch
 from ...log import logger
 from .lock_recovery import Recovery, Suspect
 
-__all__ = ["SupervisedRequest", "recover", "terminated"]
-
 AT_ONCE = 0.2
 """Seconds for which the worker's event loop waits for a recovery, if no other one is running."""
 POLL_INTERVAL = 0.05

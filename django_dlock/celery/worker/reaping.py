@@ -7,8 +7,6 @@ from typing import Any
 from celery import bootsteps
 from kombu.asynchronous import set_event_loop
 
-__all__ = ["reap_often"]
-
 PERIOD = 0.1
 """Seconds between two checks of a pool's children; each costs a system call per child."""
 

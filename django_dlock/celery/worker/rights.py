@@ -19,8 +19,6 @@ from ..publishing.broker import CONFIRM_TIMEOUT
 from ..publishing.destination import delayed_by_broker
 from ..publishing.refusal import MISSING, is_refusal
 
-__all__ = ["log_missing"]
-
 
 def log_missing(sender: Any = None, **_: Any) -> None:
     """Receives ``worker_ready``; logs one line if the worker may not requeue messages."""

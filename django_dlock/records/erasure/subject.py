@@ -24,8 +24,6 @@ from ...keys.views import beginning_of_key, lock_name_of, record_key
 from ...models import IdempotencyRecord
 from ...text.names import DIGEST_LENGTH, fit
 
-__all__ = ["Criterion", "Subject"]
-
 _DIGEST = re.compile(f"(?<![0-9a-f])[0-9a-f]{{{DIGEST_LENGTH}}}(?![0-9a-f])")
 
 

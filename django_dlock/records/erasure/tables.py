@@ -27,8 +27,6 @@ from ...models import (
 from .. import retention
 from .subject import Criterion, Subject
 
-__all__ = ["Erasure", "erase"]
-
 M = TypeVar("M", bound=models.Model)
 
 ERASED = "(erased)"

@@ -14,8 +14,6 @@ from typing import Any, Protocol, TypeAlias
 from tests.support.aliases import Dlocks
 from tests.support.proxy import Proxy
 
-__all__ = ["Bed", "Fault", "Faults", "Server", "network", "process", "signal_tree", "weights"]
-
 
 def nothing() -> None:
     """The end of a fault that ends by itself."""

@@ -28,16 +28,6 @@ from tests.support.zookeeper import ZooKeeperServer, ensemble
 
 from .bed import Bed, Fault, Faults, network, process, signal_tree
 
-__all__ = [
-    "EtcdBed",
-    "FailoverBed",
-    "MariadbBed",
-    "PostgresBed",
-    "RestrictedFailoverBed",
-    "SqliteBed",
-    "ZooKeeperBed",
-]
-
 
 def manage(bed: Bed, *command: str, databases: dict[str, Any] | None = None) -> str:
     """Run a management command with the settings of the clients; returns the end of its output."""

@@ -21,8 +21,6 @@ from tests.support.redis_sentinel import RedisSentinel
 
 from .bed import Bed, Fault, Faults, network, process
 
-__all__ = ["ClusterBed", "RedisBed", "RedlockBed", "SentinelBed"]
-
 PREFIX = "dlock"
 
 

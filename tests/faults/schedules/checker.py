@@ -26,8 +26,6 @@ from itertools import combinations
 
 from ..suite.journal import Event
 
-__all__ = ["CALM", "Row", "Violation", "check", "tally"]
-
 SLACK = 1.0
 """Seconds by which a busy machine may be late."""
 ANSWERS = {"granted", "contended", "released"}

@@ -23,8 +23,6 @@ from django_dlock import clock
 
 from ..suite.journal import Journal
 
-__all__ = ["LONGEST_HOLD", "STOP"]
-
 STOP = "stop"
 """The gate that ends all clients."""
 LONGEST_HOLD = 1.5

@@ -6,8 +6,6 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Draw", "faults"]
-
 PAUSES = (0.3, 3.0)
 """Seconds from the end of a fault to the next one."""
 LASTS = (0.2, 5.0)

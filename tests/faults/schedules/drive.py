@@ -23,8 +23,6 @@ from .checker import SLACK
 from .client import LONGEST_HOLD, STOP
 from .draws import Draw
 
-__all__ = ["HISTORY", "Crew", "Drive"]
-
 HISTORY = "history.jsonl"
 """The name of the file."""
 

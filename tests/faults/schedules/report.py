@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from ..suite.journal import Event
 from .checker import Row, Violation, check, tally
 
-__all__ = ["Outcome", "outcome_of", "table"]
-
 TOLD_LATE = (
     "the store lost its data or its clock leapt ahead, two held, and the first one was not told by "
     "its next renewal, or by its deadline while it could not renew"

@@ -10,8 +10,6 @@ from .beds_redis import RedisBed, SentinelBed
 from .draws import Draw
 from .drive import Crew
 
-__all__ = ["SCENARIOS", "Scenario"]
-
 SENTINEL_LOOKS = 2.5
 """Seconds after a fail-over within which a Sentinel names the new primary."""
 

@@ -18,9 +18,6 @@ from tests.support.workers import Site, Worker, eventually
 
 from .kinds import NOISE
 
-__all__ = ["BROKERS", "Broker", "RabbitBroker", "RedisBroker"]
-
-
 TRIES = 200
 """Stops, each with several checks, until a worker is stopped between two messages."""
 

@@ -11,8 +11,6 @@ from itertools import combinations
 from .journal import Event
 from .kinds import FOLLOWERS, GUARDED, HOOK_FOLLOWER, RECORDED_FOLLOWER
 
-__all__ = ["FollowUps", "Span", "Tally", "check", "follow_ups", "overlapping"]
-
 
 @dataclass(slots=True)
 class Span:

@@ -9,8 +9,6 @@ from typing import Any
 
 from .kinds import SHORT_TTL
 
-__all__ = ["FAULTS", "Draw", "Order", "faults", "order"]
-
 ANY = ("prefork", "threads", "solo")
 
 FAULTS: dict[str, tuple[int, tuple[str, ...]]] = {

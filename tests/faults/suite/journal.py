@@ -33,8 +33,6 @@ import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
-__all__ = ["EVERYBODY", "Event", "Journal", "gate"]
-
 Event: TypeAlias = dict[str, Any]
 
 EVERYBODY = "go"

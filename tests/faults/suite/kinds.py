@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ACKS",
-    "EARLY",
-    "FOLLOWER",
-    "FOLLOWERS",
-    "GUARDED",
-    "HOOK_FOLLOWER",
-    "KINDS",
-    "LONG_TTL",
-    "NOISE",
-    "PLAIN",
-    "RECORDED_FOLLOWER",
-    "SHORT_TTL",
-]
-
 GUARDED, PLAIN, EARLY = KINDS = ("guarded", "plain", "early")
 
 FOLLOWER, RECORDED_FOLLOWER = FOLLOWERS = ("follower", "recorded_follower")

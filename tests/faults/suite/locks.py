@@ -8,8 +8,6 @@ import psycopg
 
 from tests.support.workers import DATABASE
 
-__all__ = ["BACKENDS", "DatabaseLocks", "LockStore"]
-
 BACKENDS = ("redis", DATABASE)
 
 

@@ -13,8 +13,6 @@ from .run import OutOfTime, Run
 from .scenarios import Scenario
 from .stage import Stage
 
-__all__ = ["MISSED", "Outcome", "judge", "outcome", "play"]
-
 UNHIT = "guarded: no key was hit"
 HARMLESS = "unguarded: nothing doubled or lost, so the fault had no effect"
 MISSED = frozenset({UNHIT, HARMLESS})

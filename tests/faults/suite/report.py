@@ -17,8 +17,6 @@ from .outcome import Outcome
 from .scenarios import SCENARIOS, Scenario
 from .stage import Stage
 
-__all__ = ["overview", "table", "versions"]
-
 HEAD = (
     "fault",
     "keys hit",

@@ -24,8 +24,6 @@ from .kinds import EARLY, FOLLOWER, FOLLOWERS, GUARDED, KINDS, RECORDED_FOLLOWER
 from .stage import LONGEST_DELAY, Stage
 from .watch import Watch
 
-__all__ = ["OutOfTime", "Run"]
-
 PAUSE = 0.1
 LONGEST_TRIES = 5
 QUIET = LONGEST_DELAY + 2.0

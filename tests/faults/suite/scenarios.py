@@ -18,8 +18,6 @@ from .kinds import EARLY, GUARDED, KINDS, PLAIN, SHORT_TTL
 from .run import OutOfTime, Run
 from .web import clients_leave
 
-__all__ = ["SCENARIOS", "Scenario"]
-
 BOTH = (GUARDED, PLAIN)
 ALL_POOLS = ("prefork", "threads", "solo")
 ROUNDS = 3

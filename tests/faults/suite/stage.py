@@ -20,8 +20,6 @@ from .kinds import SHORT_TTL
 from .locks import DatabaseLocks, LockStore
 from .web import WebServer
 
-__all__ = ["POOLS", "SMALL_POOLS", "Pool", "Stage"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pool:

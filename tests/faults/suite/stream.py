@@ -7,8 +7,6 @@ from .kinds import GUARDED
 from .run import Run
 from .stage import Stage
 
-__all__ = ["Stream"]
-
 AHEAD = 3
 """Unfinished messages for each slot of the workers."""
 

@@ -22,8 +22,6 @@ from .kinds import GUARDED
 from .stream import Stream
 from .web import client_leaves
 
-__all__ = ["BROKEN", "EMPTIED", "Trouble"]
-
 EMPTIED = ("lock Redis restarted", "lock Redis flushed")
 """Faults after which a holder has lost its lock without noticing it."""
 

@@ -14,8 +14,6 @@ from django_dlock.exceptions import BackendUnavailable
 from .journal import Event, Journal
 from .kinds import GUARDED
 
-__all__ = ["Watch"]
-
 PAUSE = 0.01
 
 

@@ -19,8 +19,6 @@ from .kinds import GUARDED
 if TYPE_CHECKING:
     from .run import Run
 
-__all__ = ["WebServer", "client_leaves", "clients_leave"]
-
 CLIENTS = 16
 """How many clients there are at a time."""
 PATIENCE = 60.0
