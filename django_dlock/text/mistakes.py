@@ -68,9 +68,10 @@ def warn_of_field(name: str) -> None:
     frame = inspect.currentframe()
     caller = frame and frame.f_back and frame.f_back.f_back
     module = caller.f_globals.get("__name__", "") if caller else ""
+    package = __name__.partition(".")[0]
     # A frame that refers to itself would live until the next collection of garbage.
     del frame, caller
-    if module.startswith(f"{__package__}.") or not _FIELD.search(name):
+    if module.startswith(f"{package}.") or not _FIELD.search(name):
         return
     # Always the same text: Python remembers each that it has shown, and names may be endless.
     text = (

@@ -497,7 +497,8 @@ def test_the_events_thread_stops_before_a_fork_after_the_check_for_dead_children
     asked = (
         "import django; django.setup()\n"
         "import django_dlock.celery.worker.lost_children\n"
-        "from django_dlock import audit, process\n"
+        "from django_dlock import process\n"
+        "from django_dlock.operators import audit\n"
         "from django_dlock.core import dispatch\n"
         "hooks = [each.get('before') for each in process.forks._at_fork]\n"
         "print(dispatch._supervisor.before_fork in hooks, audit._wait in hooks)"
