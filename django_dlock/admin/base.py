@@ -66,7 +66,9 @@ class ReadOnlyAdmin(PrintableColumns, NamedLookups):
     actions: Sequence[Any] | None = None
 
     class Media:
-        css = {"all": ("django_dlock/admin.css", "django_dlock/themes.css")}
+        css = {
+            "all": tuple(f"django_dlock/{name}.css" for name in ("admin", "cards", "themes")),
+        }
 
     def database(self, request: HttpRequest) -> str:
         """The one whose rows the pages show."""

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -24,6 +25,7 @@ from .base import (
     time_of,
 )
 from .filters import StoredAliasFilter, tells_alias
+from .labelled_columns import LabelledColumns
 from .links import LinkedToLock, linked, lock_url, page_url
 
 SEE_LOCKS = "django_dlock.view_heldlock"
@@ -44,10 +46,11 @@ _STYLES: dict[str, str] = {
 
 
 @admin.register(LockEvent)
-class LockEventAdmin(LinkedToLock):
+class LockEventAdmin(LabelledColumns, LinkedToLock):
     """Losses, take-overs, breaks, ``max_hold``, long waits, and what operators did to records."""
 
-    list_display = ("at", "what_and_why", "lock_name", "holder", "duration", "alias", "token")
+    list_display = ("at", "what_and_why", "lock_name", "holder")
+    unlabelled = ("at", "what_and_why")
     list_filter = ("event", ("alias", StoredAliasFilter), "when")
     search_fields = ("name", "reason", "owner")
     search_help_text = _("By name, reason or owner")
@@ -74,9 +77,8 @@ class LockEventAdmin(LinkedToLock):
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         users = ("user",) if may_see_users(request) else ()
         links = {"lock_name": "linked_name"} if request.user.has_perm(SEE_LOCKS) else {}
-        hidden = () if tells_alias() else ("alias",)
-        columns = (links.get(each, each) for each in self.list_display if each not in hidden)
-        return self.shown((*columns, *users))
+        columns = (links.get(each, each) for each in self.list_display)
+        return self.labelled((*columns, *users))
 
     def get_fields(self, request: HttpRequest, obj: LockEvent | None = None) -> tuple[str, ...]:
         hidden = set() if may_see_users(request) else {"user"}
@@ -114,23 +116,25 @@ class LockEventAdmin(LinkedToLock):
 
     @admin.display(description=_("event"), ordering="event")
     def what_and_why(self, event: LockEvent) -> str:
-        return lines(self.what(event), self.why(event)) if event.reason else self.what(event)
+        """The event; below it, its reason, and how long the lock was held or waited for."""
+        notes = [self.why(event)] if event.reason else []
+        took = self.duration(event)
+        return lines(self.what(event), *notes, *([took] if took else []))
 
     @admin.display(description=_("name"), ordering="name")
     def lock_name(self, event: LockEvent) -> str:
-        return lines(event.name)
+        return _name(event, lines(event.name))
 
     @admin.display(description=_("name"), ordering="name")
     def linked_name(self, event: LockEvent) -> str:
         # A lock that nobody holds any more has this page, too.
         url = lock_url(self.admin_site.name, event.alias, event.name)
-        return linked(url, lines(event.name))
+        return _name(event, linked(url, lines(event.name)))
 
     @admin.display(description=_("reason"), ordering="reason", empty_value="-")
     def why(self, event: LockEvent) -> str:
         return printable(event.reason.replace("_", " "))
 
-    @admin.display(description=_("duration"))
     def duration(self, event: LockEvent) -> str | None:
         for fact, text in (("held_for", _("held %s")), ("waited", _("waited %s"))):
             seconds = _facts(event).get(fact)
@@ -144,6 +148,13 @@ class LockEventAdmin(LinkedToLock):
         texts = [f"{facts['host']} · {facts.get('pid')}"] if facts.get("host") else []
         texts += [str(facts[key]) for key in ("task_name", "path") if facts.get(key)]
         return lines(*texts) if texts else None
+
+
+def _name(event: LockEvent, name: SafeString) -> SafeString:
+    """The name of the lock; below it, its alias, if there are several."""
+    if not tells_alias(event.alias):
+        return name
+    return format_html('{}<div class="dlock-alias">{}</div>', name, lines(event.alias))
 
 
 def _facts(event: LockEvent) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ from .base import (
     time_of,
 )
 from .databases import DatabaseFilter, InChosenDatabase, database_of
+from .labelled_columns import LabelledColumns
 from .text_columns import PrintableColumns
 
 LONGEST_ID = 19
@@ -85,10 +86,11 @@ class PublishedFilter(admin.SimpleListFilter):
 
 
 @admin.register(FollowUp)
-class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
+class FollowUpAdmin(LabelledColumns, InChosenDatabase, ReadOnlyAdmin):
     """Messages of committed runs; by default only those that no broker has confirmed."""
 
-    list_display = ("task_wrapped", "state", "created", "published", "error_wrapped", "task_id")
+    list_display = ("task_wrapped", "state_and_time", "created", "error_wrapped")
+    unlabelled = ("task_wrapped", "state_and_time")
     list_filter = (DatabaseFilter, PublishedFilter)
     search_fields = ("=task_id", "task")
     search_help_text = _("By the task id, or by a part of the task's name")
@@ -143,6 +145,11 @@ class FollowUpAdmin(InChosenDatabase, ReadOnlyAdmin):
         if follow_up.published_at is not None:
             return badge("good", _("published"))
         return badge("bad" if follow_up.error else "warn", _("pending"))
+
+    @admin.display(description=_("state"), ordering="published_at")
+    def state_and_time(self, follow_up: FollowUp) -> str:
+        state = self.state(follow_up)
+        return lines(state, self.published(follow_up)) if follow_up.published_at else lines(state)
 
     @admin.display(description=_("task"), ordering="task")
     def task_wrapped(self, follow_up: FollowUp) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import display_for_value, label_for_field
+from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.text import capfirst
 
@@ -19,12 +20,16 @@ class LabelledColumns(PrintableColumns):
     unlabelled: tuple[str, ...] = ()
     """Columns that tell by themselves what they are."""
 
+    def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
+        return self.labelled(super().get_list_display(request))
+
     def labelled(self, columns: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(self._labelled(column) for column in self.shown(columns))
 
     def _labelled(self, column: Any) -> Any:
         name = column if isinstance(column, str) else column.__name__
-        if name in self.unlabelled:
+        # A project's own column may be a field of the model, which Django shows in its own way.
+        if name in self.unlabelled or (isinstance(column, str) and not hasattr(self, name)):
             return column
         # Django compares columns, so it has to get the same function each time.
         made: dict[str, Any] = self.__dict__.setdefault("_labelled_columns", {})
@@ -38,10 +43,13 @@ class LabelledColumns(PrintableColumns):
 
         @admin.display(description=label, ordering=getattr(shows, "admin_order_field", None))
         def labelled(obj: Any) -> str:
-            value = display_for_value(show(obj), self.get_empty_value_display())
+            empty = self.get_empty_value_display()
+            value = display_for_value(show(obj), empty)
             # The label is in an element of its own, so that the two stand side by side.
             return format_html(
-                '<div class="dlock-cell"><span class="dlock-label">{}</span><div>{}</div></div>',
+                '<div class="dlock-cell{}"><span class="dlock-label">{}</span><div>{}</div></div>',
+                # A card leaves it out.
+                " dlock-no-value" if value == empty else "",
                 capfirst(label),
                 value,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlencode
@@ -42,8 +43,13 @@ class Tile:
     params: Mapping[str, str]
 
     @property
-    def is_exact(self) -> bool:
-        return self.number.isdigit()
+    def parts(self) -> list[str]:
+        """The digits of the number and the words around them, in the order of the language."""
+        return [part for part in re.split(r"(\d+)", self.number) if part]
+
+    @property
+    def has_digits(self) -> bool:
+        return any(part.isdigit() for part in self.parts)
 
     @property
     def query_string(self) -> str:

@@ -10,11 +10,12 @@ from django.contrib import admin
 from django.db.models import Max, Q, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
+from ..inspection import duration
 from ..models import FollowUp, IdempotencyRecord
 from ..text.printable import printable
 from .base import (
@@ -32,6 +33,7 @@ from .databases import DatabaseFilter, InChosenDatabase, database_of
 from .filters import tells_alias
 from .follow_ups import FollowUps
 from .history import history_of
+from .labelled_columns import LabelledColumns
 from .links import events_url, lock_link
 from .record_steps import RecordSteps
 from .runs import RunFilter, note_states, outlook, outlook_after_rerun, shown_state
@@ -95,20 +97,11 @@ class RecordChangeList(BoundedChangeList):
 
 
 @admin.register(IdempotencyRecord)
-class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
+class IdempotencyRecordAdmin(LabelledColumns, InChosenDatabase, RecordSteps):
     """The state of each business key."""
 
-    list_display = (
-        "key",
-        "state_badge",
-        "scope_wrapped",
-        "attempt",
-        "deaths",
-        "started",
-        "finished",
-        "expires",
-        "task_id",
-    )
+    list_display = ("key", "state_badge", "scope_wrapped", "runs", "started_and_took")
+    unlabelled = ("key", "state_badge")
     list_filter = (DatabaseFilter, "state", RunFilter, ScopeFilter, "created_at", "expires_at")
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
@@ -197,6 +190,24 @@ class IdempotencyRecordAdmin(InChosenDatabase, RecordSteps):
     @admin.display(description=_("scope"), ordering="scope")
     def scope_wrapped(self, record: IdempotencyRecord) -> str:
         return lines(record.scope)
+
+    @admin.display(description=_("runs"), ordering="attempt")
+    def runs(self, record: IdempotencyRecord) -> str | None:
+        """How many there were, unless it is the first one and nothing has happened to it."""
+        attempts, deaths = record.attempt, record.deaths
+        texts = []
+        if attempts != 1 or deaths:
+            texts.append(ngettext("%d attempt", "%d attempts", attempts) % attempts)
+        if deaths:
+            texts.append(ngettext("%d death", "%d deaths", deaths) % deaths)
+        return lines(*texts) if texts else None
+
+    @admin.display(description=_("started at"), ordering="started_at")
+    def started_and_took(self, record: IdempotencyRecord) -> str:
+        if record.finished_at is None:
+            return lines(self.started(record))
+        took = duration((record.finished_at - record.started_at).total_seconds())
+        return lines(self.started(record), gettext("took %s") % took)
 
     # -- the page of one record --------------------------------------------------------
 

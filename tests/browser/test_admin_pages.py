@@ -7,7 +7,7 @@ import pytest
 from django_dlock import locks
 from testproject.shop.models import Order
 from tests.support.posed import pose_locks
-from tests.support.screen import REFRESH_OFTEN, complaints, show, text_of, wait_for
+from tests.support.screen import REFRESH_OFTEN, complaints, text_of, wait_for
 
 LIST = "/admin/django_dlock/heldlock/"
 
@@ -53,45 +53,6 @@ def test_the_list_refreshes_itself_until_it_is_paused(page, live_server):
     button.click()
     wait_for(page, "document.body.innerText.includes('order:2')")
     assert complaints(page) == []
-
-
-@pytest.mark.parametrize("width", [1280, 1024, 768, 390, 320])
-def test_no_column_is_cut_however_much_its_cells_say(page, live_server, settings, width):
-    settings.DLOCKS = {**settings.DLOCKS, "a-spare-alias": settings.DLOCKS["default"]}
-    locks.reset()
-    task = '{"task_name": "warehouse.tasks.nightly.recalculate_everything", "task_id": "%s"}'
-    for alias in ("default", "a-spare-alias"):
-        backend = locks[alias]
-        backend.pose("x" * 200, "w" * 60, 4194304, age=86399, waiting=12345, metadata=task % "7")
-        backend.pose("a:b " * 60, "web-1", 1, age=3599, silent_for=99, metadata=task % ("9" * 80))
-        backend.pose("reserved", "web-1", 1, age=59.94, kind="reserved")
-        backend.pose("late:customer-statement", "web-1", 1, age=8.9, renewals=9, waiting=1)
-        backend._entries["late:customer-statement"].until -= 12
-    pose_deadlock()
-    show(page, width)
-    page.get(live_server.url + LIST)
-    text = text_of(page)
-    assert all(mark in text for mark in ("deadlock", "silent", "reserved", "renewal late"))
-    table, frame = page.execute_script(
-        "const table = document.querySelector('#result_list');"
-        "return [table.scrollWidth, table.parentElement.clientWidth]"
-    )
-    assert table <= frame
-    assert page.execute_script("return document.documentElement.scrollWidth") <= width
-    cut = page.execute_script(
-        "return [...document.querySelectorAll('#result_list :is(th, td)')]"
-        ".filter((cell) => cell.scrollWidth > cell.clientWidth + 1).map((cell) => cell.outerHTML)"
-    )
-    assert cut == []
-
-
-def pose_deadlock():
-    """The holders of two locks wait for each other; their names are long."""
-    backend, names = locks["default"], ("statement:2026-11:customer:77812", "balance")
-    for name in names:
-        backend.pose(name, "web-1", 7, age=99)
-    for name, held in (names, names[::-1]):
-        backend.pose_waiter(name, "web-1", 7, waited=98, holds=[held])
 
 
 def test_a_keyboard_user_stays_on_the_link_through_a_refresh(page, live_server):

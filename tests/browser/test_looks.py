@@ -296,6 +296,14 @@ def test_the_page_is_complete_if_an_alias_does_not_answer(browser, site):
     for _ in look_at(browser, site.theme, site.url + LOCKS, "outage"):
         assert "Alias “billing” did not answer" in text_of(browser)
         assert "invoice:2281" in text_of(browser)
+        # The digits of "at least 6" are as large as those of an exact count.
+        sizes = browser.execute_script(
+            "return [...document.querySelectorAll('.dlock-tile')].map((tile) => tile.firstChild)"
+            ".filter((count) => /\\d/.test(count.textContent)).map((count) =>"
+            " [getComputedStyle(count).fontSize, count.querySelector('small') !== null])"
+        )
+        assert any(is_least for _size, is_least in sizes)
+        assert len({size for size, _is_least in sizes}) == 1
         problem, table = boxes(browser, ".dlock-problem, #result_list")
         assert problem["bottom"] <= table["top"]
         # It must not overlap the frame of the search either.

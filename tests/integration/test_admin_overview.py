@@ -436,14 +436,14 @@ def test_events_and_records_name_the_alias_only_where_there_are_two(admin_client
     events = "/admin/django_dlock/lockevent/"
     run = f"/admin/django_dlock/idempotencyrecord/{record.pk}/change/"
     page = admin_client.get(events).content.decode()
-    assert "column-alias" not in page
+    assert "dlock-alias" not in page
     assert "alias=" not in page
     assert "alias default" not in admin_client.get(run).content.decode()
     # The links to the events of a lock name it, and it must filter.
     response = admin_client.get(events + "?alias=gone")
     assert list(response.context["cl"].result_list) == []
     use(settings, default=POSED, spare=POSED)
-    assert "column-alias" in admin_client.get(events).content.decode()
+    assert "dlock-alias" in admin_client.get(events).content.decode()
     assert "alias default" in admin_client.get(run).content.decode()
     LockEvent.objects.create(when=now, event="lost", alias="spare", name="a")
     page = admin_client.get(events).content.decode()
