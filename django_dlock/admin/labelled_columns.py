@@ -32,10 +32,10 @@ class LabelledColumns(PrintableColumns):
         if name in self.unlabelled or (isinstance(column, str) and not hasattr(self, name)):
             return column
         # Django compares columns, so it has to get the same function each time.
-        made: dict[str, Any] = self.__dict__.setdefault("_labelled_columns", {})
-        if name not in made:
-            made[name] = self._made(name, column)
-        return made[name]
+        made: dict[Any, Any] = self.__dict__.setdefault("_labelled_columns", {})
+        if column not in made:
+            made[column] = self._made(name, column)
+        return made[column]
 
     def _made(self, name: str, column: Any) -> Callable[[Any], str]:
         label, shows = label_for_field(column, self.model, self, return_attr=True)
@@ -43,8 +43,8 @@ class LabelledColumns(PrintableColumns):
 
         @admin.display(description=label, ordering=getattr(shows, "admin_order_field", None))
         def labelled(obj: Any) -> str:
-            empty = self.get_empty_value_display()
-            value = display_for_value(show(obj), empty)
+            empty = getattr(shows, "empty_value_display", self.get_empty_value_display())
+            value = display_for_value(show(obj), empty, getattr(shows, "boolean", False))
             # The label is in an element of its own, so that the two stand side by side.
             return format_html(
                 '<div class="dlock-cell{}"><span class="dlock-label">{}</span><div>{}</div></div>',
