@@ -15,8 +15,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import BackendUnavailable, InvalidLockBackend
 from ..handler import locks
-from ..inspection import duration
 from ..models import FollowUp, IdempotencyRecord
+from ..operators.inspection import duration
 from ..text.printable import printable
 from .base import (
     BoundedChangeList,
