@@ -333,7 +333,8 @@ class AcquireFlows:
             )
 
     def _met(self, contentions: list[Contention], name: str, contention: Contention) -> None:
-        self.contention = contention
+        # Without its ticket, by which the handle would keep a place among the waiters.
+        self.contention = contention._replace(ticket=None)
         if not contentions:
             contentions.append(contention)
             logger.info(

@@ -79,8 +79,9 @@ def grant_flow(
                 raise
             failure = error
         else:
-            if lease is None and failure is not None:
-                # An attempt that was not answered was granted, and its lease has ended.
+            if lease is None and failure is not None and clock.now() >= until:
+                # An attempt that was not answered was granted, and its lease has ended. While
+                # there is time left, the caller goes on with a new request.
                 raise failure
             return lease
         now = clock.now()
