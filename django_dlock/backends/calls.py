@@ -39,8 +39,10 @@ class Calls:
         self._begin()
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
         self._urgent, self._ordinary = _Workers(), _Workers()
+        # Last: whoever finds this number, in another thread or after an interrupt, finds workers
+        # of this process.
+        self._pid = os.getpid()
 
     def submit(self, call: Callable[[], T], *, urgent: bool = False) -> Future[T]:
         """Let a thread make the call, unless its future is cancelled before that."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import secrets
+import sys
 import threading
 import time
 import weakref
@@ -22,6 +24,7 @@ from django_dlock.backends.local import LocalBackend
 from django_dlock.exceptions import BackendUnavailable
 from django_dlock.lease import Contention, Lease, LeaseRequest, Outcome
 from tests.support.aliases import configured
+from tests.support.at_nth import AtNth
 
 
 class Blocking(LocalBackend):
@@ -285,3 +288,30 @@ def test_pauses_grow_and_end_with_the_lease_and_with_the_patience(
     assert pause(60.0, remaining=0.1) == pytest.approx(0.1)
     assert pause(60.0, patience=0.2) == pytest.approx(0.2)
     assert pause(60.0, patience=-1.0) == 0.0
+
+
+def test_g8_an_interrupt_in_a_forked_child_leaves_it_no_threads_of_its_parent() -> None:
+    """In the child, a call gets a thread, wherever the one before was interrupted."""
+    for number in itertools.count(1):
+        made = calls.Calls()
+        # From now on, a thread is idle.
+        made.submit(os.getpid).result(5)
+        if not (pid := os.fork()):
+            code, nth = 1, AtNth(number)
+            try:
+                # An interrupt inside Python's ``Thread.start`` may leave it with a RuntimeError.
+                with contextlib.suppress(KeyboardInterrupt, RuntimeError):
+                    try:
+                        sys.setprofile(nth.profile)
+                        made.submit(os.getpid)
+                    finally:
+                        sys.setprofile(None)
+                made.submit(os.getpid).result(5)
+                code = 2 if nth.left > 0 else 0
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code in (0, 2), number
+        if code == 2:
+            break
+    assert number > 3
