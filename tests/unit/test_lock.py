@@ -39,6 +39,7 @@ from django_dlock import (
 )
 from django_dlock.backends.local import LocalBackend
 from django_dlock.core import dispatch, transactions
+from django_dlock.lease import Contention
 from tests.support.leases import lease_of
 
 pytestmark = pytest.mark.usefixtures("_fresh_local")
@@ -871,3 +872,23 @@ async def test_locked_waits_for_a_free_connection(monkeypatch: pytest.MonkeyPatc
     lock = Lock("it", using="local")
     assert lock.locked()
     assert await lock.alocked()
+
+
+def test_what_a_handle_remembers_of_a_contention_takes_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A ticket of PostgreSQL is a place among the waiters."""
+    backend = locks["local"]
+    acquire = backend.acquire
+
+    def with_ticket(request: Any, **options: Any) -> Any:
+        answer = acquire(request, **options)
+        return answer._replace(ticket=object()) if isinstance(answer, Contention) else answer
+
+    monkeypatch.setattr(backend, "acquire", with_ticket)
+    with Lock("it", using="local", bound=False):
+        lock = Lock("it", using="local", bound=False)
+        assert not lock.acquire(blocking=False)
+        assert lock.contention is not None
+        assert lock.contention.owner
+        assert lock.contention.ticket is None

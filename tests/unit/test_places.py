@@ -7,6 +7,8 @@ import gc
 import itertools
 import sys
 import threading
+import warnings
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -107,6 +109,23 @@ def test_g7_an_interrupt_anywhere_leaves_no_place(waiters):
     assert len(errors) > 10
 
 
+@WAITS
+def test_g7_a_place_is_left_although_an_interrupt_lands_in_leaving_it(waits):
+    class Interrupted(Waiters[Waiter]):
+        interrupts = 1
+
+        def leave(self, waiter: Waiter) -> None:
+            if self.interrupts:
+                self.interrupts -= 1
+                raise KeyboardInterrupt
+            super().leave(waiter)
+
+    waiters = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        waits(waiters, Waiter("o1"), clock.now())
+    assert not waiters.by_owner
+
+
 def test_a_place_that_is_left_late_does_not_take_that_of_the_next_wait(waiters):
     before, after = Waiter("o1"), Waiter("o1")
     waiters.enter(before)
@@ -139,6 +158,21 @@ def test_g4_the_place_of_a_coroutine_whose_loop_was_closed_is_left(waiters, coll
         gc.collect()
     waiters.end_waits()
     assert abandoned == ([] if collected else [True])
+    assert not waiters.by_owner
+
+
+def test_a_place_keeps_no_loop_alive_that_was_dropped_without_being_closed(waiters):
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(async_wait(waiters, Waiter("o1"), later()))
+    loop.run_until_complete(asyncio.sleep(0))
+    task._log_destroy_pending = False
+    kept = weakref.ref(loop)
+    del task, loop
+    with warnings.catch_warnings():
+        # Python warns of such a loop.
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+    assert kept() is None
     assert not waiters.by_owner
 
 

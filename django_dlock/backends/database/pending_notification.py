@@ -76,7 +76,9 @@ class PendingNotification:
         waiters.enter(self._waiter)
 
     def __del__(self) -> None:
-        self._waiters.leave(self._waiter)
+        # An interrupt may have ended ``__init__``.
+        if (waiter := getattr(self, "_waiter", None)) is not None:
+            self._waiters.leave(waiter)
 
     def listen(self) -> None:
         """Begin to listen, if the process does not, because the caller has to wait.

@@ -184,7 +184,9 @@ class Watch:
                 else:
                     self._listen(me)
         finally:
-            self._works = False
+            # Another thread may have begun after ``close``.
+            if self._thread.get("") in (me, None):
+                self._works = False
             self._end_thread(me)
             # A waiter that came meanwhile found this thread.
             if self._waiters.by_owner:
@@ -201,7 +203,8 @@ class Watch:
                     if not self._is_needed(me):
                         return
             finally:
-                self._stream = None
+                if self._stream is stream:
+                    self._stream = None
                 stream.close()
             raise ConnectionError("etcd has ended the watch")
         except _StartOver as restart:

@@ -160,15 +160,21 @@ class Waiters(Generic[W]):
             abandoned: Called if the loop was closed, on the thread that wakes; never blocks.
         """
         try:
-            event = LoopEvent(partial(self._abandoned, waiter, abandoned))
-            waiter.wake = event.wake
-            for turn in self._turns(waiter, until, interrupted, is_over):
-                reached("wait.asleep", waiter=waiter.owner)
-                await event.sleep(turn)
-        finally:
+            try:
+                event = LoopEvent(partial(self._abandoned, waiter, abandoned))
+                waiter.wake = event.wake
+                for turn in self._turns(waiter, until, interrupted, is_over):
+                    reached("wait.asleep", waiter=waiter.owner)
+                    await event.sleep(turn)
+            finally:
+                self.leave(waiter)
+                # It refers to the waiter: a cycle.
+                waiter.wake = _wake_nobody
+        except BaseException:
+            # See ``wait``.
             self.leave(waiter)
-            # It refers to the waiter: a cycle.
             waiter.wake = _wake_nobody
+            raise
 
     def _turns(
         self,
@@ -223,14 +229,16 @@ class LoopEvent:
         abandoned: Called on the thread that wakes, if the loop is closed; never blocks.
 
     Attributes:
+        loop: Of the coroutine.
         wake: Sets the event; from any thread.
     """
 
-    __slots__ = ("__weakref__", "_event", "_loop", "wake")
+    __slots__ = ("__weakref__", "_event", "loop", "wake")
 
     def __init__(self, abandoned: Callable[[], object]) -> None:
-        self._loop, self._event = asyncio.get_running_loop(), asyncio.Event()
-        self.wake: Callable[[], None] = partial(_wake, self._loop, weakref.ref(self), abandoned)
+        self.loop, self._event = asyncio.get_running_loop(), asyncio.Event()
+        # Not by the loop: a place would keep one alive that was dropped without being closed.
+        self.wake: Callable[[], None] = partial(_wake, weakref.ref(self), abandoned)
 
     def set(self) -> None:
         """Set it; on the thread of the loop only."""
@@ -239,7 +247,7 @@ class LoopEvent:
     async def sleep(self, until: float) -> None:
         """Wait until it is set, or until that time on ``clock.now()``."""
         # Not ``asyncio.wait_for``, which makes a task for each turn.
-        timer = self._loop.call_later(max(0.0, until - clock.now()), self._event.set)
+        timer = self.loop.call_later(max(0.0, until - clock.now()), self._event.set)
         try:
             await self._event.wait()
         finally:
@@ -251,16 +259,12 @@ def _wake_nobody() -> None:
     """For a waiter that does not wait."""
 
 
-def _wake(
-    loop: asyncio.AbstractEventLoop,
-    reference: weakref.ref[LoopEvent],
-    abandoned: Callable[[], object],
-) -> None:
+def _wake(reference: weakref.ref[LoopEvent], abandoned: Callable[[], object]) -> None:
     event = reference()
     if event is None:
         return
     try:
-        loop.call_soon_threadsafe(event.set)
+        event.loop.call_soon_threadsafe(event.set)
     except RuntimeError:
         # It is closed. At the end of the interpreter, no thread can start that would cancel.
         with contextlib.suppress(RuntimeError):
