@@ -12,6 +12,7 @@ from django_dlock import clock
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.etcd import EtcdBackend, listing
 from django_dlock.backends.etcd.client import Client
+from django_dlock.backends.etcd.config import EtcdOptions
 from django_dlock.backends.etcd.entries import now_of
 from django_dlock.lease import Lease, LeaseQuery, LeaseRequest, Renewal
 from django_dlock.process import current
@@ -178,7 +179,7 @@ def test_the_time_left_is_not_known_when_a_lease_outlives_it(
 def compact(backend: EtcdBackend) -> None:
     """Let etcd forget all earlier revisions, as its operator or its own setting does."""
     grant(backend, "newest")
-    client = Client(backend.options)
+    client = Client(backend.options, EtcdOptions.read(backend.options))
     deadline = backend.call_deadline()
     revision = client.call("/v3/kv/range", {"key": "AA=="}, deadline=deadline)["header"]["revision"]
     client.call("/v3/kv/compaction", {"revision": revision, "physical": True}, deadline=deadline)

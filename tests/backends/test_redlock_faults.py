@@ -10,10 +10,12 @@ import secrets
 import threading
 import time
 import traceback
+from contextlib import ExitStack
 
 import pytest
 
 from django_dlock import LeaseLost, Lock, clock, locks
+from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.redis import RedisBackend
 from django_dlock.backends.redis.keys import Keys
 from django_dlock.backends.redlock import RedlockBackend
@@ -21,6 +23,7 @@ from django_dlock.backends.redlock import backend as redlock
 from django_dlock.exceptions import BackendRefused, BackendUnavailable, QuorumNotReached
 from django_dlock.lease import Contention, Lease, LeaseRequest, Renewal
 from django_dlock.process import current
+from testproject.servers import RedisServer
 from tests.support.aliases import configured
 from tests.support.nodes import Nodes
 from tests.support.proxy import SCRIPTS
@@ -773,3 +776,19 @@ def test_check_deploy_names_the_nodes_that_cannot_be_used(nodes):
     (problem,) = backend.store_problems()
     assert problem.id == "W008"
     assert f"127.0.0.1:{nodes[2].proxy.port}" in problem.message
+
+
+def test_nodes_are_asked_with_the_arguments_of_their_connections():
+    """A password, or a CA file, that stands in ``connection_kwargs`` only."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(RedisServer(password="secret")) for _ in range(3)]
+        options = AliasOptions(
+            *("default", "redlock"),
+            location=tuple(f"redis://127.0.0.1:{server.port}" for server in servers),
+            command_timeout=5.0,
+            options={"connection_kwargs": {"password": "secret"}},
+        )
+        backend = RedlockBackend(options)
+        stack.callback(backend.close)
+        assert backend.store_problems() == []
+        assert "secret" not in repr(backend.facts(deadline=clock.now() + 5))

@@ -6,6 +6,7 @@ import datetime as dt
 import math
 import subprocess
 import sys
+from dataclasses import make_dataclass
 from typing import Any
 
 import pytest
@@ -14,8 +15,14 @@ from django.test import override_settings
 
 from django_dlock import Lock, conf, idempotent_view, locked_view, locks
 from django_dlock.backends.base import AliasOptions
+from django_dlock.backends.database import DatabaseBackend
+from django_dlock.backends.etcd import EtcdBackend
 from django_dlock.backends.local import LocalBackend
+from django_dlock.backends.redis import RedisBackend
 from django_dlock.backends.redis.config import is_redis_cache
+from django_dlock.backends.redlock import RedlockBackend
+from django_dlock.backends.shared.options import option, text
+from django_dlock.backends.zookeeper import ZooKeeperBackend
 from django_dlock.exceptions import InvalidLockBackend
 
 REDIS = "django_dlock.backends.redis.RedisBackend"
@@ -408,3 +415,31 @@ def test_the_database_backend_says_that_the_app_is_not_installed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].endswith("add it to INSTALLED_APPS, and run migrate")
+
+
+@pytest.mark.parametrize(
+    ("backend", "location"),
+    [
+        (RedisBackend, "redis://127.0.0.1:1"),
+        (DatabaseBackend, None),
+        (EtcdBackend, "http://127.0.0.1:1"),
+        (ZooKeeperBackend, "127.0.0.1:1"),
+        (RedlockBackend, tuple(f"redis://127.0.0.1:{port}" for port in (1, 2, 3))),
+    ],
+)
+def test_a_subclass_may_add_options_to_the_table_of_its_backend(
+    backend: Any, location: Any
+) -> None:
+    table = make_dataclass(
+        "Wider",
+        [("region", str, option(text(), "where it is", "eu"))],
+        bases=(backend.own_options,),
+        frozen=True,
+        kw_only=True,
+    )
+    wider = type("Wider", (backend,), {"own_options": table})
+    options = AliasOptions("default", "wider", location=location, options={"region": "us"})
+    assert wider.problems(options) == []
+    made = wider(options)
+    made.close()
+    assert wider.warnings(options) == []

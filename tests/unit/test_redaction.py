@@ -21,6 +21,7 @@ from django_dlock import BackendUnavailable, checks, clock, conf, locks
 from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.etcd import EtcdBackend
 from django_dlock.backends.etcd.client import Client
+from django_dlock.backends.etcd.config import EtcdOptions
 from django_dlock.exceptions import InvalidLockBackend
 from django_dlock.metrics import config
 from django_dlock.operators import task_url
@@ -227,6 +228,7 @@ def test_the_page_of_an_unknown_alias_shows_no_settings():
 
 
 def test_the_page_of_a_client_that_cannot_be_made_shows_no_credentials():
+    from django_dlock.backends.zookeeper.config import ZooKeeperOptions
     from django_dlock.backends.zookeeper.session import Session
 
     options = AliasOptions(
@@ -235,7 +237,7 @@ def test_the_page_of_a_client_that_cannot_be_made_shows_no_credentials():
         options={"credentials": "me:XYZ", "client": {"nonsense": 1}},
     )
     with pytest.raises(TypeError) as caught:
-        Session(options, lambda *_: None)
+        Session(options, ZooKeeperOptions.read(options), lambda *_: None)
     page = error_page(caught.value)
     assert "auth_data" in page
     assert not is_told(page)
@@ -244,12 +246,12 @@ def test_the_page_of_a_client_that_cannot_be_made_shows_no_credentials():
 def test_the_credentials_of_zookeeper_are_not_in_the_log_of_its_client(caplog):
     from kazoo.protocol.serialization import Auth
 
-    from django_dlock.backends.zookeeper.config import client_arguments
+    from django_dlock.backends.zookeeper.config import ZooKeeperOptions, client_arguments
 
     options = AliasOptions(
         *("default", BACKENDS["zookeeper"]), location="h", options={"credentials": "me:XYZ"}
     )
-    ((scheme, auth),) = client_arguments(options)["auth_data"]
+    ((scheme, auth),) = client_arguments(options, ZooKeeperOptions.read(options))["auth_data"]
     request = Auth(0, scheme, auth)
     # So kazoo logs what it sends.
     with caplog.at_level(logging.DEBUG):
@@ -296,7 +298,8 @@ def test_the_page_of_an_etcd_that_cannot_be_reached_shows_no_password():
 
 def test_the_page_of_an_etcd_that_closes_the_connection_shows_no_password():
     with closing_server() as port, pytest.raises(BackendUnavailable) as caught:
-        Client(etcd_at(port)).stream("/v3/watch", {}, timeout=1)
+        options = etcd_at(port)
+        Client(options, EtcdOptions.read(options)).stream("/v3/watch", {}, timeout=1)
     page = error_page(caught.value)
     assert "content = " in page
     assert not is_told(page)

@@ -64,8 +64,8 @@ class DatabaseBackend(BaseLockBackend):
 
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
-        self._own = DatabaseOptions.read(options)
-        self._table = LeaseTable(options)
+        self._own = self.own_options.read(options)
+        self._table = LeaseTable(options, self._own)
         self._renewals = Renewals(self._table)
         self._acquires = 0
         self._listing = DatabaseListing(options.alias, options.key_prefix)

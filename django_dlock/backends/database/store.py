@@ -58,8 +58,7 @@ class Store:
         session: Proves deaths by the end of sessions; ``None`` unless configured.
     """
 
-    def __init__(self, options: AliasOptions) -> None:
-        own = DatabaseOptions.read(options)
+    def __init__(self, options: AliasOptions, own: DatabaseOptions) -> None:
         self.database = database_alias(options.alias, own.database)
         self.made_for = settings_of(self.database)
         # A little less, so that most calls end by the driver's own timeout before their deadline.

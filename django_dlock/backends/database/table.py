@@ -15,6 +15,7 @@ from .. import handover_mac
 from ..base import AliasOptions
 from ..shared.pool import NoSlot
 from . import sqlite
+from .config import DatabaseOptions
 from .connection import Connection, Failure
 from .pool import Urgency
 from .rows import Message, Row
@@ -28,8 +29,8 @@ Change = Callable[[Row, int], tuple[T, list[Message]]]
 class LeaseTable:
     """Makes calls on the connections of a store, and says in errors what is wrong with it."""
 
-    def __init__(self, options: AliasOptions) -> None:
-        self._options = options
+    def __init__(self, options: AliasOptions, own: DatabaseOptions) -> None:
+        self._options, self._own = options, own
         # Owners whose acquire or release was sent and not answered so far.
         self._unanswered: set[str] = set()
         self._made: Store | None = None
@@ -53,7 +54,7 @@ class LeaseTable:
             if old is not None and old.is_current:
                 # Another thread was first.
                 return old
-            self._made = made = Store(self._options)
+            self._made = made = Store(self._options, self._own)
         if old is not None:
             old.close()
         return made

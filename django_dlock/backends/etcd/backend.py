@@ -95,7 +95,7 @@ class EtcdBackend(BaseLockBackend):
 
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
-        self._client = Client(options)
+        self._client = Client(options, self.own_options.read(options))
         self._store = Store(self._client, prefix_of(options.key_prefix))
         self._listing = EtcdListing(options.alias, self._store, self.command_timeout)
         self._watch = Watch(self._client, self._store.prefix, self.command_timeout)
@@ -106,7 +106,7 @@ class EtcdBackend(BaseLockBackend):
 
     @classmethod
     def warnings(cls, options: AliasOptions) -> list[Problem]:
-        return config.warnings(options)
+        return config.warnings(options, cls.own_options.read(options))
 
     # -- leases ------------------------------------------------------------------------
 

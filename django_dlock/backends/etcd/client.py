@@ -96,8 +96,7 @@ class Client:
         InvalidLockBackend: A file for TLS cannot be read.
     """
 
-    def __init__(self, options: AliasOptions) -> None:
-        own = EtcdOptions.read(options)
+    def __init__(self, options: AliasOptions, own: EtcdOptions) -> None:
         self.alias = options.alias
         self._members = members(options)
         self._keys = prefix_of(options.key_prefix)

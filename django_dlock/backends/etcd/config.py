@@ -90,9 +90,9 @@ def _wrong_url(url: str) -> tuple[str, str] | None:
     return None
 
 
-def warnings(options: AliasOptions) -> list[Problem]:
+def warnings(options: AliasOptions, own: EtcdOptions) -> list[Problem]:
     """W016: the password would go through a network as plain text."""
-    if EtcdOptions.read(options).password is None:
+    if own.password is None:
         return []
     plain = [str(each) for each in members(options) if each.scheme == "http" and not _is_here(each)]
     if not plain:

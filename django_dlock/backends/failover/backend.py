@@ -47,7 +47,7 @@ class FailoverBackend(OperatorCalls):
 
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
-        self._own = config.FailoverOptions.read(options)
+        self._own = self.own_options.read(options)
         self.max_ttl = self._own.max_ttl
         self._active = ActiveStore(
             options, self._own, self._other, self._prepare, self._switched, tell=self._told

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ...text.redaction import redacted
 from ..base import AliasOptions, BackendOptions, Problem
 from ..shared.databases import vendor_or_problem
 from ..shared.options import Kind, duration, longest_ttl, option, or_none, text
@@ -50,7 +51,7 @@ class FailoverOptions(BackendOptions):
     def check(self, alias: AliasOptions) -> Iterator[Problem]:
         place = f"DLOCKS[{alias.alias!r}]['OPTIONS']"
         if self.primary == self.standby:
-            message = f"{place} names {self.primary!r} as primary and as standby."
+            message = f"{place} names {redacted(self.primary)} as primary and as standby."
             yield Problem(self.check_id, message, "Name two aliases with different servers.")
         found = vendor_or_problem(place, self.database)
         if isinstance(found, Problem):

@@ -65,7 +65,7 @@ class RedisBackend(ServerQuestions):
         super().__init__(options)
         # A little less, so that the socket's own timeout suffices for the deadline of most calls.
         timeout = 0.95 * self.command_timeout
-        own = self._own = RedisOptions.read(options)
+        own = self._own = self.own_options.read(options)
         route = connection_maker(options, own, timeout)
         self._pool = Pool(route, own.max_connections)
         self._sentinels: Sentinels | None = None

@@ -77,12 +77,15 @@ class RedlockBackend(BaseLockBackend):
 
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
-        own = config.RedlockOptions.read(options)
+        own = self.own_options.read(options)
         self.max_ttl = own.max_ttl
+        # Also for the backends that ask what a node says of itself.
+        arguments = own.connection_kwargs or {}
         self._one_node = [
-            replace(options, location=url, options={}) for url in options.location or ()
+            replace(options, location=url, options={"connection_kwargs": arguments})
+            for url in options.location or ()
         ]
-        of_each = RedisOptions(connection_kwargs=own.connection_kwargs or {})
+        of_each = RedisOptions(connection_kwargs=arguments)
         # A little less, so that a call can still be answered after a node was given up.
         timeout = 0.95 * self.command_timeout
         self._nodes = [

@@ -59,7 +59,8 @@ class ZooKeeperBackend(BaseLockBackend):
     def __init__(self, options: AliasOptions) -> None:
         super().__init__(options)
         self._root = root_of(options)
-        self._sessions = SessionCalls(options, self._listen)
+        self._own = self.own_options.read(options)
+        self._sessions = SessionCalls(options, self._own, self._listen)
         self._closing = False
         self._attempts = Attempts(self._delete_expired)
         self._watches = Watches()
@@ -67,7 +68,7 @@ class ZooKeeperBackend(BaseLockBackend):
 
     def store_problems(self) -> list[Problem]:
         granted = self._sessions.call(lambda session: session.timeout, "", self.call_deadline())
-        return status.problems(self.options, granted)
+        return status.problems(self.options, granted, self._own.session)
 
     def facts(self, *, deadline: float) -> list[Fact]:
         def ask(session: Session) -> list[Fact]:

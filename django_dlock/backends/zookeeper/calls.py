@@ -28,6 +28,7 @@ from kazoo.exceptions import (
 from ... import clock
 from ...exceptions import BackendRefused, BackendUnavailable
 from ..alias import AliasOptions
+from .config import ZooKeeperOptions
 from .session import NoAnswer, Session
 
 T = TypeVar("T")
@@ -52,8 +53,10 @@ class SessionCalls:
         listener: Told ``suspended`` or ``lost`` of the present session, on the client's thread.
     """
 
-    def __init__(self, options: AliasOptions, listener: Callable[[str], None]) -> None:
-        self._options = options
+    def __init__(
+        self, options: AliasOptions, own: ZooKeeperOptions, listener: Callable[[str], None]
+    ) -> None:
+        self._options, self._own = options, own
         self._listener = listener
         # Reentrant: a signal handler may lock while its thread is in here.
         self._lock = threading.RLock()
@@ -130,7 +133,7 @@ class SessionCalls:
             if session is None or session.ended or session.pid != os.getpid():
                 if session is not None and session.ended:
                     session.close(0.0)
-                session = self._session = Session(self._options, self._listen)
+                session = self._session = Session(self._options, self._own, self._listen)
             return session
 
     def _listen(self, session: Session, event: str) -> None:

@@ -84,9 +84,8 @@ def _hosts(options: AliasOptions) -> str:
     return location if isinstance(location, str) else ",".join(location)
 
 
-def client_arguments(options: AliasOptions) -> dict[str, Any]:
+def client_arguments(options: AliasOptions, own: ZooKeeperOptions) -> dict[str, Any]:
     """The arguments for ``KazooClient``."""
-    own = ZooKeeperOptions.read(options)
     return {
         "hosts": _hosts(options),
         "timeout": own.session,

@@ -29,7 +29,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 from ... import clock
 from ..alias import AliasOptions
 from ..shared.keepalive import keep_alive
-from .config import client_arguments, root_of
+from .config import ZooKeeperOptions, client_arguments, root_of
 
 VALID = 0.5
 """The part of the session's timeout for which a lease is good. The leading server's last sign
@@ -66,7 +66,7 @@ class Session:
     """
 
     @sensitive_variables("arguments", "secured")
-    def __init__(self, options: AliasOptions, listener: Listener) -> None:
+    def __init__(self, options: AliasOptions, own: ZooKeeperOptions, listener: Listener) -> None:
         self.pid = os.getpid()
         self.root = root_of(options)
         self.id = 0
@@ -79,7 +79,7 @@ class Session:
         logger = logging.Logger("kazoo.client")  # noqa: LOG001
         logger.parent = logging.getLogger("kazoo.client")
         logger.addFilter(self._warning)
-        arguments = client_arguments(options)
+        arguments = client_arguments(options, own)
         handler = SequentialThreadingHandler()
         self.client: Any = KazooClient(**arguments, handler=handler, logger=logger)
         secured = self.client.auth_data or arguments.get("sasl_options")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 
 from ..base import AliasOptions, Fact, Problem
-from .config import ZooKeeperOptions
 
 COMMAND = b"srvr"
 """The one command of this kind that a server permits unless it is told otherwise."""
 
 
-def problems(options: AliasOptions, granted: float) -> list[Problem]:
+def problems(options: AliasOptions, granted: float, wanted: float) -> list[Problem]:
     """W009, if the servers grant a shorter session than asked."""
-    wanted = ZooKeeperOptions.read(options).session
     if granted >= wanted:
         return []
     message = (
