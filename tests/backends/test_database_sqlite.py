@@ -16,7 +16,6 @@ import pytest
 
 from django_dlock import clock
 from django_dlock.backends import sqlite_forks
-from django_dlock.backends.base import AliasOptions
 from django_dlock.backends.database import table
 from django_dlock.backends.database.connection import Connection
 from django_dlock.backends.database.lease_memory import MemoryPool
@@ -47,13 +46,13 @@ def test_threads_that_use_an_alias_first_at_the_same_time_share_its_store(
     backend, made, second = make_backend(), list[object](), threading.Event()
     real = table.Store
 
-    def slow_store(options: AliasOptions) -> Any:
-        made.append(options)
+    def slow_store(*given: Any) -> Any:
+        made.append(given)
         if len(made) > 1:
             second.set()
         # Returns at once if another thread also makes a store.
         second.wait(0.3)
-        return real(options)
+        return real(*given)
 
     monkeypatch.setattr(table, "Store", slow_store)
     stores: list[Any] = []
