@@ -30,6 +30,7 @@ from django.db import connection, connections  # noqa: E402
 
 from django_dlock import Lock, LockedTask  # noqa: E402
 from testproject.shop.models import Effect  # noqa: E402
+from tests.support.workers import OVER  # noqa: E402
 
 
 def note(place: str, what: str, text: object) -> int:
@@ -42,8 +43,10 @@ def note(place: str, what: str, text: object) -> int:
 
 def wait_for(place: str, what: str) -> None:
     """Wait until the test creates the file, in short sleeps so that it can be interrupted."""
-    path = Path(place) / what
+    path, over = Path(place) / what, Path(place) / OVER
     while not path.exists():
+        if over.exists():
+            raise RuntimeError(f"The test has ended without {what!r}")
         time.sleep(0.01)
 
 

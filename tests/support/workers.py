@@ -35,6 +35,9 @@ DATABASE = "database"
 """Means that the locks are kept in the workers' database."""
 NOWHERE = "redis://127.0.0.1:1/0"
 
+OVER = "over"
+"""The file in a test's place that says that the test has ended."""
+
 orders, sites = itertools.count(1), itertools.count(1)
 """Numbers that no other test uses."""
 
