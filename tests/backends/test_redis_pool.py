@@ -176,7 +176,7 @@ def test_g8_a_child_has_all_slots_and_none_of_its_parents_connections(
     grant(backend, request())
     pool = pool_of(backend)
     slots = take_ordinary(pool)
-    assert idle_connection(backend).is_idle
+    assert idle_connection(backend).is_reusable
     pid = os.fork()
     if pid == 0:
         status = 1

@@ -80,7 +80,7 @@ def test_g5_a_reply_split_anywhere_is_read_completely(ends, cut):
     while len(replies) < len(REPLIES):
         replies.append(read(connection))
     assert replies == REPLIES
-    assert connection.is_idle
+    assert connection.is_reusable
 
 
 def test_an_error_is_raised_and_the_connection_stays_usable(ends):
@@ -181,7 +181,7 @@ def test_data_that_does_not_fit_the_socket_is_sent_when_the_reply_is_read(ends):
     connection, its = ends
     sent = b"x" * 3_000_000
     connection.send(sent)
-    assert not connection.is_idle
+    assert not connection.is_reusable
     with pytest.raises(errors.TimeoutError):
         connection.read(clock.now() + 0.01)
     received = 0
@@ -194,7 +194,7 @@ def test_data_that_does_not_fit_the_socket_is_sent_when_the_reply_is_read(ends):
         except errors.TimeoutError:
             pass
     assert reply == b"OK"
-    assert connection.is_idle
+    assert connection.is_reusable
 
 
 # -- at a server ----------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_g5_an_unexpected_reply_answers_no_call(own_redis):
     # A second reply follows the expected one.
     connection.send(b"*1\r\n$4\r\nPING\r\n" * 2)
     connection.read(clock.now() + PATIENCE)
-    while connection.is_idle:
+    while connection.is_reusable:
         connection._received += socket_of(connection).recv(100)
     pool.keep(connection)
     slot.release()

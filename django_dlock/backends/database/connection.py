@@ -59,6 +59,7 @@ class Connection:
     Attributes:
         deadline: Of the present call, on ``clock.now()``.
         heard_at: When its last call was answered; kept by the pool.
+        is_reusable: Whether the last call ended without being cut.
         last_id: On MySQL, the value that the last statement set with ``LAST_INSERT_ID``.
     """
 
@@ -69,7 +70,7 @@ class Connection:
         self.raw, self._driver, self._mark, self._pid = raw, driver, mark, os.getpid()
         self._cursor = raw.cursor()
         self.deadline = self.heard_at = 0.0
-        self.last_id = 0
+        self.last_id, self.is_reusable = 0, True
 
     @classmethod
     def of(cls, wrapper: Any, timeout: float) -> Connection:

@@ -30,19 +30,13 @@ class Pool(ConnectionPool[Connection]):
     failures = (Failure,)
 
     def __init__(self, make: Callable[[], Connection], limit: int) -> None:
-        self._generation = 0
         super().__init__(partial(_connect, make), limit - 2, 1, 1)
 
     def forget(self) -> None:
         """Leave all connections to the parent; called in a forked child."""
         for connection in self.idle.drop_all():
             connection.leave_to_parent()
-        self._start_over()
-
-    def close(self) -> None:
-        """Close idle connections now, and the others when their calls end."""
-        self._generation += 1
-        super().close()
+        super().forget()
 
     def run(self, use: Callable[[Connection], T], deadline: float, urgency: Urgency) -> T:
         """As ``call``, with the urgency's name.
@@ -51,38 +45,25 @@ class Pool(ConnectionPool[Connection]):
             Failure: No answer, or a refusal.
             NoSlot: No connection was free in time.
         """
-        return self.call(use, deadline, URGENCIES[urgency])
 
-    def judge(self, error: Failure, deadline: float) -> Verdict:
-        # If this one broke, do not try another idle one: those are as old.
-        return Verdict(
-            repeats=error.kind in REPEATABLE and not error.obstacle,
-            fresh=error.kind not in ("overtaken", "transient"),
-            silent=error.kind == "broken" and clock.now() >= deadline,
-            telling=error.kind == "read-only",
-        )
-
-    def _use(self, connection: Connection, use: Callable[[Connection], T], deadline: float) -> T:
-        intact, generation = False, self._generation
-        try:
+        def use_in_time(connection: Connection) -> T:
             connection.deadline = deadline
             deadlines.begin(connection, deadline)
             try:
-                answer = use(connection)
-                intact = True
-                return answer
-            except Failure as error:
-                # A server may have become a standby; a new connection may lead to the new primary.
-                intact = error.kind not in ("broken", "read-only")
-                raise
+                return use(connection)
             finally:
-                intact = deadlines.end(connection) and intact
-        finally:
-            if intact and generation == self._generation:
-                self.keep(connection)
-            else:
-                # Runs after an interrupt, too.
-                connection.close()
+                connection.is_reusable = deadlines.end(connection)
+
+        return self.call(use_in_time, deadline, URGENCIES[urgency])
+
+    def judge(self, error: Failure, deadline: float) -> Verdict:
+        # A server may have become a standby; a new connection may lead to the new primary.
+        return Verdict(
+            repeats=error.kind in REPEATABLE and not error.obstacle,
+            broken=error.kind in ("broken", "read-only"),
+            silent=error.kind == "broken" and clock.now() >= deadline,
+            telling=error.kind == "read-only",
+        )
 
     def _too_slow(self) -> NoReturn:
         raise Failure("broken", TimeoutError("no connection within the time allowed"))

@@ -85,6 +85,10 @@ class _Link:
     connection: HTTPConnection
     heard_at: float = 0.0
 
+    @property
+    def is_reusable(self) -> bool:
+        return self.connection.is_connected
+
     def close(self) -> None:
         self.connection.close()
 
@@ -265,7 +269,7 @@ class Client:
     def _take(self, member: Member, deadline: float) -> _Link:
         now = clock.now()
         while (link := self._idle.take(now)) is not None:
-            if link.member == member and link.connection.is_connected:
+            if link.member == member and link.is_reusable:
                 return link
             link.close()
         return _Link(member, self._connect(member, deadline))

@@ -280,7 +280,8 @@ class RedisBackend(ServerQuestions):
     # -- housekeeping ------------------------------------------------------------------
 
     def after_fork(self) -> None:
-        self._pool.after_fork()
+        # Finalizers close only the child's own descriptors, without a message to the server.
+        self._pool.forget()
         self._listener.after_fork()
         if self._sentinels is not None:
             self._sentinels.after_fork()

@@ -132,7 +132,7 @@ class Connection:
         self._place = getattr(client, "host", None), getattr(client, "port", None)
 
     @property
-    def is_idle(self) -> bool:
+    def is_reusable(self) -> bool:
         """Whether nothing is left to be sent or read."""
         return not (self._received or self._unsent)
 

@@ -6,9 +6,8 @@ The rules are those of ``backends/shared/pool.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from redis import exceptions as errors
 
@@ -25,8 +24,6 @@ from .connection import (
 )
 from .polling import Spin
 from .route import Route
-
-T = TypeVar("T")
 
 ORDINARY, URGENT = 0, 1
 """The urgencies of calls; urgent ones renew or end leases."""
@@ -48,32 +45,13 @@ class Pool(ConnectionPool[Connection]):
         urgent = max(1, limit // 4)
         super().__init__(partial(_connect, route, Spin()), limit - urgent, urgent)
 
-    def after_fork(self) -> None:
-        """Discard all connections, which belong to the parent; runs in a forked child."""
-        # Finalizers close only the child's own descriptors, without a message to the server.
-        self.idle.drop_all()
-        self._start_over()
-
     def judge(self, error: Exception, deadline: float) -> Verdict:
         # If no connection can be made, another server is needed, or another setting.
         if isinstance(error, ErrorReply):
-            return Verdict(repeats=error.is_transient, fresh=False)
+            return Verdict(repeats=error.is_transient, broken=False)
         silent = isinstance(error, errors.TimeoutError) and not isinstance(error, NotConfirmed)
         silent = silent or isinstance(error, NotDelivered)
         return Verdict(repeats=isinstance(error, ConnectionBroken), silent=silent)
-
-    def _use(self, connection: Connection, use: Callable[[Connection], T], deadline: float) -> T:
-        try:
-            answer = use(connection)
-        except ErrorReply:
-            self.keep(connection)
-            raise
-        except BaseException:
-            # This includes interrupts.
-            connection.close()
-            raise
-        self.keep(connection)
-        return answer
 
     def take_idle(self) -> tuple[Slot, Connection] | None:
         """A slot and an idle connection, if both are there now; else ``None``."""
@@ -85,13 +63,6 @@ class Pool(ConnectionPool[Connection]):
             slot.release()
             return None
         return slot, connection
-
-    def keep(self, connection: Connection) -> None:
-        """Keep it for the next caller, or close it if something is left to be sent or read."""
-        if connection.is_idle:
-            super().keep(connection)
-        else:
-            connection.close()
 
     def _too_slow(self) -> NoReturn:
         raise errors.TimeoutError("no connection within the time allowed")

@@ -78,7 +78,7 @@ class _Sentinel:
 
     def forget(self) -> None:
         """Discard connections and questions, which belong to the parent of a forked child."""
-        self._pool.after_fork()
+        self._pool.forget()
         self.question: Question | None = None
         self.answer: Answer | None = None
         self.is_asked = False

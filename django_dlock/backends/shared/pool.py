@@ -4,6 +4,8 @@
   silence, such as a NAT or an address that has moved, has dropped the others too. So those that
   have not been heard of since the call began are closed, and the next call makes a new one.
 * **A connection that nobody has used for a minute is not used again**, but closed.
+* **A connection whose call broke it, or was interrupted, is closed**, and so is one that was in use
+  when the pool was closed: an answer may still come, which is not for the next call.
 * **Waiting for a free connection is waiting**, not an outage. It ends in ``NoSlot``, which says
   whether the store has answered other calls meanwhile.
 
@@ -42,6 +44,10 @@ class Pooled(Protocol):
     """
 
     heard_at: float
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether the next call may use it, after one that was answered."""
 
     def close(self) -> object: ...
 
@@ -130,13 +136,13 @@ class Verdict(NamedTuple):
 
     Attributes:
         repeats: Whether the call may succeed if it is repeated.
-        fresh: Whether it must be repeated on a new connection.
+        broken: Whether the connection cannot be used any more; the call needs a new one.
         silent: Whether there was no answer by the deadline, or as far as the system can tell.
         telling: Whether it says more than a timeout of a later attempt.
     """
 
     repeats: bool = False
-    fresh: bool = True
+    broken: bool = True
     silent: bool = False
     telling: bool = False
 
@@ -162,16 +168,22 @@ class ConnectionPool(ABC, Generic[C]):
         self._connector = Connector(make)
         self.idle: IdleConnections[C] = IdleConnections()
         self.suspected: Callable[[float], object] = lambda since: None
-        self._start_over()
+        self._generation = 0
+        self.forget()
 
-    def _start_over(self) -> None:
-        """Begin with no connection and with all slots, in a new process."""
+    def forget(self) -> None:
+        """Begin with no connection and with all slots; in a forked child, they are the parent's."""
+        self.idle.drop_all()
         self.heard_at = float("-inf")
         self._connector.forget()
         self._slots = Slots(*self._counts)
 
     def close(self) -> None:
-        """Close idle connections, and discard attempts that took too long for their callers."""
+        """Close idle connections now, and the others when their calls end.
+
+        Attempts that took too long for their callers are discarded.
+        """
+        self._generation += 1
         self._connector.forget()
         self.idle.close_all()
 
@@ -210,7 +222,7 @@ class ConnectionPool(ABC, Generic[C]):
                             raise told from told.__cause__
                         raise
                     # Make a new one if this one broke: other idle ones are as old.
-                    connection = None if verdict.fresh else self.idle.take(clock.now())
+                    connection = None if verdict.broken else self.idle.take(clock.now())
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
         finally:
@@ -218,9 +230,21 @@ class ConnectionPool(ABC, Generic[C]):
             # Its traceback refers to this frame: a cycle.
             told = None
 
-    @abstractmethod
     def _use(self, connection: C, use: Callable[[C], T], deadline: float) -> T:
         """Call ``use``, then ``keep`` the connection or close it, even after an interrupt."""
+        intact, generation = False, self._generation
+        try:
+            answer = use(connection)
+            intact = True
+            return answer
+        except self.failures as error:
+            intact = not self.judge(error, deadline).broken
+            raise
+        finally:
+            if intact and generation == self._generation:
+                self.keep(connection)
+            else:
+                connection.close()
 
     @abstractmethod
     def judge(self, error: Any, deadline: float) -> Verdict:
@@ -244,7 +268,10 @@ class ConnectionPool(ABC, Generic[C]):
         return slot
 
     def keep(self, connection: C) -> None:
-        """Keep a connection whose call was answered, for the next caller."""
+        """Keep a connection whose call was answered for the next caller, or close it."""
+        if not connection.is_reusable:
+            connection.close()
+            return
         self.heard_at = now = clock.now()
         self.idle.keep(connection, now)
 
