@@ -11,32 +11,26 @@ import contextlib
 import json
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 
-from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.exceptions import TimeoutError as ClientTimeout
 from urllib3.response import BaseHTTPResponse
 
-from ... import clock, process
+from ... import clock
 from ...exceptions import BackendRefused, BackendUnavailable
 from ...text.redaction import SecretBytes, SecretText
 from ..base import AliasOptions
-from ..shared.keepalive import keep_alive
-from ..shared.pool import MOST_IDLE, IdleConnections
 from .config import EtcdOptions, Member, members, tls_context
 from .entries import Json, prefix_of
+from .pool import CutTls, Link, NotConnected, Pool
 
 FAILURES = (HTTPError, HTTPException, OSError)
 """Errors of the network, or of the client, instead of an answer."""
 
-MOST_KEPT = 16
-"""Connections that are kept for later calls."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.2
 """Seconds before a call is repeated."""
 SHORTEST = 0.001
@@ -48,9 +42,6 @@ _PRECONDITION, _OUT_OF_RANGE, _UNIMPLEMENTED, _UNAUTHENTICATED = 9, 11, 12, 16
 _REFUSALS = frozenset({_BAD_ARGUMENT, _PRECONDITION, _UNIMPLEMENTED, _UNAUTHENTICATED})
 """Repeating the call would not help. With all other codes it may: there is no leader now, a
 member starts, the cluster has too much to do."""
-
-_CutTls = ssl.SSLEOFError | ssl.SSLZeroReturnError
-"""Errors of TLS because the connection was cut, not because the certificates are wrong."""
 
 
 class NotFound(BackendRefused):
@@ -69,28 +60,8 @@ class _Repeat(Exception):
     """The member has answered that it cannot carry out the call now."""
 
 
-class _NotConnected(Exception):
-    """The member cannot be reached, so it has not received the call. ``__cause__`` says why."""
-
-
 class _TokenOver(Exception):
     """etcd no longer knows the token that authenticates this client."""
-
-
-@dataclass(slots=True, eq=False)
-class _Link:
-    """A connection to one member that may serve another call."""
-
-    member: Member
-    connection: HTTPConnection
-    heard_at: float = 0.0
-
-    @property
-    def is_reusable(self) -> bool:
-        return self.connection.is_connected
-
-    def close(self) -> None:
-        self.connection.close()
 
 
 class Client:
@@ -102,31 +73,34 @@ class Client:
 
     def __init__(self, options: AliasOptions, own: EtcdOptions) -> None:
         self.alias = options.alias
-        self._members = members(options)
+        at = members(options)
         self._keys = prefix_of(options.key_prefix)
-        self._tls = tls_context(options.alias, own) if self._members[0].scheme == "https" else None
+        self._tls = tls_context(options.alias, own) if at[0].scheme == "https" else None
         self._user = own.username
         # Error pages show the variables of each function, and some of them get it.
         self._password = None if own.password is None else SecretText(own.password)
-        self._timeout = options.command_timeout
-        self._idle: IdleConnections[_Link] = IdleConnections()
+        self._pools = [Pool(member, self._tls, options.command_timeout) for member in at]
         self.forget()
 
     def forget(self) -> None:
         """Start again in a forked child, sending nothing on the parent's connections."""
         # Closing them sends nothing, and leaves those of the parent open.
-        self.close()
+        for pool in self._pools:
+            pool.close()
+            pool.forget()
         self._answered = False
         self._at = 0
         self._token = ""
 
     def close(self) -> None:
         """Close idle connections."""
-        self._idle.close_all()
+        for pool in self._pools:
+            pool.close()
 
     def close_unused(self) -> None:
         """Close the connections that no call has used for a minute."""
-        self._idle.close_unheard(clock.now() - MOST_IDLE)
+        for pool in self._pools:
+            pool.close_unused()
 
     def authenticate_again(self) -> None:
         """Authenticate before the next call, if a user is configured."""
@@ -154,30 +128,31 @@ class Client:
             if pause:
                 time.sleep(pause)
                 left -= pause
-            member = self._members[self._at % len(self._members)]
+            pool = self._pools[self._at % len(self._pools)]
             # Keep time for the other members.
-            timeout = left if len(self._members) == 1 else left / 2
+            timeout = left if len(self._pools) == 1 else left / 2
             began_at = deadline - left
             sent = False
             try:
                 if self._user is not None and not self._token:
-                    self._authenticate(member, clock.now() + timeout)
+                    self._authenticate(pool, clock.now() + timeout)
                     authenticated = True
                 sent = True
-                answer = self._answer(member, path, body, clock.now() + timeout)
+                answer = self._answer(pool, path, body, clock.now() + timeout)
                 return {**answer, "repeated": repeated}
             except _TokenOver as error:
                 if authenticated:
                     raise BackendRefused(f"etcd: {error}", "", self.alias) from error
                 self._token, failure = "", error
                 continue
-            except (_NotConnected, _Repeat, *FAILURES) as error:
+            except (NotConnected, _Repeat, *FAILURES) as error:
                 failure = error
                 if isinstance(error, TimeoutError | ClientTimeout):
-                    self._idle.close_unheard(began_at)
-                repeated = repeated or (sent and not isinstance(error, _NotConnected))
+                    for each in self._pools:
+                        each.suspect(began_at)
+                repeated = repeated or (sent and not isinstance(error, NotConnected))
                 unreachable = unreachable + 1 if _is_out_of_reach(error) else 0
-                if unreachable == len(self._members):
+                if unreachable == len(self._pools):
                     raise self._unavailable(error) from error
             self._at += 1
             pause = min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
@@ -192,26 +167,26 @@ class Client:
         Raises:
             BackendUnavailable: No connection, or no answer.
         """
-        member = self._members[self._at % len(self._members)]
+        pool = self._pools[self._at % len(self._pools)]
         deadline = clock.now() + timeout
         try:
             if self._user is not None and not self._token:
-                self._authenticate(member, deadline)
-            connection = self._connect(member, deadline)
+                self._authenticate(pool, deadline)
+            link = pool.connect(deadline)
             try:
-                response = self._send(connection, path, body, deadline)
+                response = self._send(link, path, body, deadline)
                 if response.status != 200:
-                    self._raise_for(member, response.status, response.data)
+                    self._raise_for(pool.member, response.status, response.data)
             except BaseException:
-                connection.close()
+                link.close()
                 raise
         except _TokenOver as error:
             self._token = ""
             raise self._unavailable(error) from error
-        except (_NotConnected, _Repeat, *FAILURES) as error:
+        except (NotConnected, _Repeat, *FAILURES) as error:
             self._at += 1
             raise self._unavailable(error) from error
-        return Stream(connection, response, timeout)
+        return Stream(link, response, timeout)
 
     # -- inside ------------------------------------------------------------------------
 
@@ -224,36 +199,31 @@ class Client:
             text += " (does it want https://?)"
         return BackendUnavailable(text, "", self.alias)
 
-    def _authenticate(self, member: Member, deadline: float) -> None:
+    def _authenticate(self, pool: Pool, deadline: float) -> None:
         body = {"name": self._user, "password": self._password}
-        self._token = self._answer(member, "/v3/auth/authenticate", body, deadline)["token"]
+        self._token = self._answer(pool, "/v3/auth/authenticate", body, deadline)["token"]
 
-    def _answer(self, member: Member, path: str, body: Json, deadline: float) -> Json:
-        link = self._take(member, deadline)
-        connection = link.connection
+    def _answer(self, pool: Pool, path: str, body: Json, deadline: float) -> Json:
+        link = pool.take(deadline)
         try:
-            response = self._send(connection, path, body, deadline)
+            response = self._send(link, path, body, deadline)
             data = response.data
-            self._answered = True
         except BaseException:
             # Its answer may still come, and must not be taken for that of the next call.
-            connection.close()
+            link.close()
             raise
-        if len(self._idle) < MOST_KEPT:
-            self._idle.keep(link, clock.now())
-        else:
-            connection.close()
+        self._answered = True
+        pool.keep(link)
         if response.status != 200:
-            self._raise_for(member, response.status, data)
+            self._raise_for(pool.member, response.status, data)
         answer = _json(data)
         if answer is None:
-            raise self._no_gateway(member)
+            raise self._no_gateway(pool.member)
         answer["date"] = _seconds(response.headers.get("Date", ""))
         return answer
 
-    def _send(
-        self, connection: HTTPConnection, path: str, body: Json, deadline: float
-    ) -> BaseHTTPResponse:
+    def _send(self, link: Link, path: str, body: Json, deadline: float) -> BaseHTTPResponse:
+        connection = link.http
         connection.timeout = _left(deadline)
         if connection.sock is not None:
             connection.sock.settimeout(connection.timeout)
@@ -265,63 +235,6 @@ class Client:
         connection.request("POST", path, body=content, headers=headers, preload_content=False)
         connection.timeout = _left(deadline)
         return connection.getresponse()
-
-    def _take(self, member: Member, deadline: float) -> _Link:
-        now = clock.now()
-        while (link := self._idle.take(now)) is not None:
-            if link.member == member and link.is_reusable:
-                return link
-            link.close()
-        return _Link(member, self._connect(member, deadline))
-
-    def _connect(self, member: Member, deadline: float) -> HTTPConnection:
-        """A new connection, made by another thread: name resolution has no timeout."""
-        timeout = _left(deadline)
-        if self._tls is None:
-            connection = HTTPConnection(member.host, member.port, timeout=timeout)
-        else:
-            connection = HTTPSConnection(
-                member.host, member.port, timeout=timeout, ssl_context=self._tls
-            )
-        outcome: list[BaseException | None] = []
-        abandoned: list[bool] = []
-        # A bare lock, because an interrupt can leave an Event's own lock held.
-        done = threading.Lock()
-        done.acquire()
-
-        def connect() -> None:
-            try:
-                with process.connecting(ends=True):
-                    connection.connect()
-            except BaseException as error:  # noqa: BLE001 - raised by the caller
-                outcome.append(error)
-            else:
-                outcome.append(None)
-            done.release()
-            if abandoned:
-                connection.close()
-
-        try:
-            try:
-                threading.Thread(target=connect, name="dlock-connect", daemon=True).start()
-            except RuntimeError:
-                # No thread can start while the interpreter ends.
-                connect()
-            if not done.acquire(timeout=timeout):
-                raise _NotConnected(f"{member} does not accept a connection in time")
-        except BaseException:
-            abandoned.append(True)
-            if outcome:
-                connection.close()
-            raise
-        error = outcome.pop()
-        if error is None:
-            keep_alive(connection.sock, self._timeout)
-            return connection
-        connection.close()
-        cut = isinstance(error, ConnectionResetError | _CutTls)
-        hint = " (does it serve TLS?)" if cut and self._tls is not None else ""
-        raise _NotConnected(f"{member} cannot be reached{hint}: {error}") from error
 
     def _raise_for(self, member: Member, status: int, data: bytes) -> None:
         answer = _json(data)
@@ -360,11 +273,9 @@ class Stream:
         timeout: Seconds without a line after which iteration raises.
     """
 
-    def __init__(
-        self, connection: HTTPConnection, response: BaseHTTPResponse, timeout: float
-    ) -> None:
-        self._connection, self._response = connection, response
-        self._socket = connection.sock
+    def __init__(self, link: Link, response: BaseHTTPResponse, timeout: float) -> None:
+        self._link, self._response = link, response
+        self._socket = link.http.sock
         self._socket.settimeout(timeout)
 
     def __iter__(self) -> Iterator[Json]:
@@ -385,18 +296,18 @@ class Stream:
 
     def close(self) -> None:
         self._response.close()
-        self._connection.close()
+        self._link.close()
 
 
 def _is_refusal(error: BaseException | None) -> bool:
     """Whether the certificates or the settings for TLS are wrong."""
-    return isinstance(error, ssl.SSLError) and not isinstance(error, _CutTls)
+    return isinstance(error, ssl.SSLError) and not isinstance(error, CutTls)
 
 
 def _is_out_of_reach(error: Exception) -> bool:
     """Whether the member has certainly not received the call, and will not receive the next."""
     # A member refuses the client's certificate only when it has read the first call.
-    return isinstance(error, _NotConnected) or _is_refusal(error)
+    return isinstance(error, NotConnected) or _is_refusal(error)
 
 
 def _left(deadline: float) -> float:

@@ -147,12 +147,11 @@ class Verdict(NamedTuple):
     telling: bool = False
 
 
-class ConnectionPool(ABC, Generic[C]):
-    """See the module.
+class Connections(ABC, Generic[C]):
+    """Connections that are opened by a deadline, kept, suspected and closed; any number of them.
 
     Args:
         make: Makes a connection; may take any time.
-        counts: How many connections there may be for each kind of calls; see ``Slots``.
 
     Attributes:
         heard_at: When the store last answered a call.
@@ -160,30 +159,20 @@ class ConnectionPool(ABC, Generic[C]):
             that are not in the pool.
     """
 
-    failures: tuple[type[Exception], ...]
-    """The errors that ``judge`` knows."""
-
-    def __init__(self, make: Callable[[], C], *counts: int) -> None:
-        self._counts = counts
+    def __init__(self, make: Callable[[], C]) -> None:
         self._connector = Connector(make)
         self.idle: IdleConnections[C] = IdleConnections()
         self.suspected: Callable[[float], object] = lambda since: None
-        self._generation = 0
         self.forget()
 
     def forget(self) -> None:
-        """Begin with no connection and with all slots; in a forked child, they are the parent's."""
+        """Begin with no connection; in a forked child, they are the parent's."""
         self.idle.drop_all()
         self.heard_at = float("-inf")
         self._connector.forget()
-        self._slots = Slots(*self._counts)
 
     def close(self) -> None:
-        """Close idle connections now, and the others when their calls end.
-
-        Attempts that took too long for their callers are discarded.
-        """
-        self._generation += 1
+        """Close idle connections, and discard attempts that took too long for their callers."""
         self._connector.forget()
         self.idle.close_all()
 
@@ -191,7 +180,53 @@ class ConnectionPool(ABC, Generic[C]):
         """Close the connections that no call has used for a minute."""
         self.idle.close_unheard(clock.now() - MOST_IDLE)
 
-    # -- calls -------------------------------------------------------------------------
+    def keep(self, connection: C) -> None:
+        """Keep a connection whose call was answered for the next caller, or close it."""
+        if not connection.is_reusable:
+            connection.close()
+            return
+        self.heard_at = now = clock.now()
+        self.idle.keep(connection, now)
+
+    def suspect(self, since: float) -> None:
+        """Close idle connections, because a call that began then was not answered."""
+        self.idle.close_unheard(since)
+        self.suspected(since)
+
+    def connect(self, deadline: float) -> C:
+        """A new connection, which the caller must ``keep`` or close."""
+        connection = self._connector.connect(deadline)
+        if connection is None:
+            self._too_slow()
+        return connection
+
+    @abstractmethod
+    def _too_slow(self) -> NoReturn:
+        """Raise the error of this store: no connection was made by the deadline."""
+
+
+class ConnectionPool(Connections[C]):
+    """A limited number of connections, for calls that are repeated if that can help.
+
+    Args:
+        counts: How many connections there may be for each kind of calls; see ``Slots``.
+    """
+
+    failures: tuple[type[Exception], ...]
+    """The errors that ``judge`` knows."""
+
+    def __init__(self, make: Callable[[], C], *counts: int) -> None:
+        self._counts, self._generation = counts, 0
+        super().__init__(make)
+
+    def forget(self) -> None:
+        super().forget()
+        self._slots = Slots(*self._counts)
+
+    def close(self) -> None:
+        """Close idle connections now, and the others when their calls end."""
+        self._generation += 1
+        super().close()
 
     def call(self, use: Callable[[C], T], deadline: float, urgency: int) -> T:
         """Call ``use`` with a connection; repeat it until the deadline if that can help.
@@ -250,8 +285,6 @@ class ConnectionPool(ABC, Generic[C]):
     def judge(self, error: Any, deadline: float) -> Verdict:
         """What one of ``failures`` means."""
 
-    # -- slots and connections ---------------------------------------------------------
-
     def take(self, urgency: int, deadline: float) -> Slot:
         """Wait for the right to use a connection.
 
@@ -266,27 +299,3 @@ class ConnectionPool(ABC, Generic[C]):
         if slot is None:
             raise NoSlot(self.heard_at >= began_at)
         return slot
-
-    def keep(self, connection: C) -> None:
-        """Keep a connection whose call was answered for the next caller, or close it."""
-        if not connection.is_reusable:
-            connection.close()
-            return
-        self.heard_at = now = clock.now()
-        self.idle.keep(connection, now)
-
-    def suspect(self, since: float) -> None:
-        """Close idle connections, because a call that began then was not answered."""
-        self.idle.close_unheard(since)
-        self.suspected(since)
-
-    def connect(self, deadline: float) -> C:
-        """A new connection, which the caller must ``keep`` or close."""
-        connection = self._connector.connect(deadline)
-        if connection is None:
-            self._too_slow()
-        return connection
-
-    @abstractmethod
-    def _too_slow(self) -> NoReturn:
-        """Raise one of ``failures``: no connection was made by the deadline."""
